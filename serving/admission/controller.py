@@ -72,7 +72,7 @@ class Shed:
     Attributes:
         reason: `ttft` or `tpot`; `unreachable`: not even on an idle cluster; `key`: beyond a limit
             of the client's key.
-        retry_after_s: when there may be room; `None`: never.
+        retry_after_s: time until there may be room; `None`: never.
     """
 
     reason: str
@@ -94,34 +94,29 @@ def decide(
     model: StepModel, slo: SloSpec, cost: RequestCost, load: InflightLoad, margin: Margin
 ) -> Shed | AdmissionForecast:
     """
-    Admit a request, or return why it would miss its SLO.
+    Admit a request, with its forecast without margin, or return why it would miss its SLO.
 
     Monotone: more work ahead, a longer prompt or a larger margin never admit what less would not;
-    faster steps or more replicas never shed what slower or fewer would admit.
-    On an idle cluster the step model alone decides, so that a margin learned under overload cannot
-    shed every request for ever (docs/model.md, eq. G5).
-
-    A limit on the gaps between tokens counts as one on their mean.
-
-    Returns:
-        The forecast of what is admitted, without margin.
+    faster steps or more replicas never shed what slower or fewer would admit. On an idle cluster
+    the step model alone decides, so that a margin learned under overload cannot shed every request
+    for ever (docs/model.md, eq. G5). A limit on gaps between tokens counts as one on their mean.
     """
     floor = forecast(model, cost, load.emptied())
     pace_s = min(slo.tpot_s or math.inf, slo.itl_s or math.inf)
     if floor.ttft_s > slo.ttft_s or floor.tpot_s > pace_s:
         return _unreachable(cost, floor, slo, pace_s)
-    found = forecast(model, cost, load)
+    expected = forecast(model, cost, load)
     if load.idle:
-        return found
+        return expected
     more_s = _margin_s(margin.ttft_s, margin.median_ttft_s, slo.ttft_s - floor.ttft_s)
-    late_s = found.ttft_s + more_s - slo.ttft_s
+    late_s = expected.ttft_s + more_s - slo.ttft_s
     if late_s > 0:
         return _shed("ttft", "the queue is too long for the promised time to first token", late_s)
     more_s = _margin_s(margin.tpot_s, margin.median_tpot_s, pace_s - floor.tpot_s)
-    if found.tpot_s + more_s > pace_s:
-        wait_s = cost.output_tokens * found.tpot_s
+    if expected.tpot_s + more_s > pace_s:
+        wait_s = cost.output_tokens * expected.tpot_s
         return _shed("tpot", "the batch is too large for the promised pace of tokens", wait_s)
-    return found
+    return expected
 
 
 def _margin_s(percentile_s: float, median_s: float, room_s: float) -> float:
@@ -165,14 +160,14 @@ its estimated length is never counted, and one that is let in by mistake delays 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyHolder:
     """
-    The holder of an API key; keys of one name are one tenant.
+    The holder of an API key; keys of one name are one tenant. A limit of `None` is none.
 
     Attributes:
         requests_per_s, tokens_per_min: mean rates, of prompt and answer tokens together; a second's
-            and a minute's worth may come at once. `None`: no limit of its own, here and below.
+            and a minute's worth may come at once.
         max_concurrency: most requests in flight at once.
-        rights: of `RIGHTS`.
-        share_cache: whether it finds and leaves prefixes in the cache that all such keys share.
+        rights: some of `RIGHTS`.
+        share_cache: whether it uses the prefix cache that all such keys share.
     """
 
     name: str = ""
@@ -207,9 +202,9 @@ class Tenant:
     What the keys of one name have in flight, have used and have taught; it outlives the key file.
 
     Attributes:
-        number: of tenants before it.
+        number: position among the tenants.
         ongoing: its requests in flight.
-        discounted_s: when its token counts were last discounted.
+        discounted_s: time of the last discount of its token counts.
     """
 
     number: int
@@ -302,12 +297,9 @@ class ResidualWindow:
 
     def quantile_s(self, fraction: float, prior_s: float, tenant: int | None = None) -> float:
         """
-        Return a quantile, at least 0.
+        Return the quantile of *fraction*, at least 0; *prior_s* with too few residuals.
 
-        Args:
-            fraction: of the residuals that are below.
-            prior_s: returned while there are too few residuals.
-            tenant: for whose requests it is; `None`: for those of all.
+        It is for a *tenant*'s requests, or for those of all.
         """
         if len(self._residuals) < MIN_SAMPLES:
             return prior_s
@@ -318,9 +310,9 @@ class ResidualWindow:
             if 2 * counted >= len(self._residuals):
                 found_s = max(found_s, quantile_s)
                 break
-        own = () if tenant is None else self._ranked[tenant % PARTS]
-        if len(own) * 10 >= WINDOW:
-            found_s = max(found_s, own[int(fraction * len(own))])
+        tenants = () if tenant is None else self._ranked[tenant % PARTS]
+        if len(tenants) * 10 >= WINDOW:
+            found_s = max(found_s, tenants[int(fraction * len(tenants))])
         return found_s
 
 
@@ -330,8 +322,8 @@ class InflightRequest:
     One admitted request, until it ends.
 
     Attributes:
-        work_s: of the replicas that compute its prompts, until its first token.
-        forecast: without margin; `None`: there is no plan, or admission is off.
+        work_s: seconds that its prompts take from the replicas, until its first token.
+        forecast: latencies without margin; `None`: there is no plan, or admission is off.
         domain: the domain that answers.
         prefill, decode: the replicas that compute its prompts, and those that answer.
         waiting: whether its first token is still to come.
@@ -400,10 +392,10 @@ class InflightRequests:
 
     def backlog_s(self) -> dict[str, float]:
         """Return the seconds of prefill still needed, by the domain that computes it."""
-        found: defaultdict[str, float] = defaultdict(float)
+        backlog_s: defaultdict[str, float] = defaultdict(float)
         for (_, domain), pool in self._pools.items():
-            found[domain] += pool.work_s
-        return found
+            backlog_s[domain] += pool.work_s
+        return backlog_s
 
     def candidates(self, but: str = "") -> dict[str, float]:
         """
@@ -493,14 +485,9 @@ class AdmissionController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        Start idle.
+        Start idle; *seed* is for the choice among domains, *clock* for rates.
 
-        Args:
-            config: the plan.
-            seed: for the choice among domains.
-            sheds: whether the SLO is kept.
-            former: of the plan before, whose tenants stay with what they have in flight and used.
-            clock: seconds, for rates.
+        The SLO is kept if it *sheds*. Tenants of a *former* controller, of the plan before, stay.
         """
         self.sheds = sheds
         self.inflight = InflightRequests(config)
@@ -550,15 +537,15 @@ class AdmissionController:
             why = "This key has used up its requests per second or its tokens per minute."
             # However Retry-After is spread, there is room then.
             return Shed(reason="key", message=why, retry_after_s=wait_s / (1 - RETRY_SPREAD))
-        found = self._placed(cost, tenant)
-        if isinstance(found, Shed):
-            if found.retry_after_s is None and cost.text_bytes:
+        placed = self._placed(cost, tenant)
+        if isinstance(placed, Shed):
+            if placed.retry_after_s is None and cost.text_bytes:
                 tenant.discount(cost.kind, now_s)
-            return found
-        found.client = client
+            return placed
+        placed.client = client
         tenant.ongoing += 1
         tenant.charge(cost.all_tokens)
-        return found
+        return placed
 
     def resume(self, cost: RequestCost, client: KeyHolder, domain: str) -> InflightRequest:
         """Count a request that has been admitted into *domain* before, at another controller."""
@@ -570,10 +557,10 @@ class AdmissionController:
         return request
 
     def _tenant(self, client: KeyHolder) -> Tenant:
-        found = self.tenants.get(client.name)
-        if found is None:
-            found = self.tenants[client.name] = Tenant(number=len(self.tenants))
-        return found
+        tenant = self.tenants.get(client.name)
+        if tenant is None:
+            tenant = self.tenants[client.name] = Tenant(number=len(self.tenants))
+        return tenant
 
     def _placed(self, cost: RequestCost, tenant: Tenant) -> InflightRequest | Shed:
         inflight, step, slo = self.inflight, self._config.step_model, self._config.slo
@@ -584,10 +571,10 @@ class AdmissionController:
         own_s = work_s(step, cost, load)
         if not self.sheds:
             return inflight.start(cost, domain, own_s)
-        found = decide(step, slo, cost, load, self._margin(tenant.number))
-        if isinstance(found, Shed):
-            return found
-        return inflight.start(cost, domain, own_s, found)
+        decision = decide(step, slo, cost, load, self._margin(tenant.number))
+        if isinstance(decision, Shed):
+            return decision
+        return inflight.start(cost, domain, own_s, decision)
 
     def _chosen_domain(self, but: str = "") -> str:
         loads = self.inflight.candidates(but)

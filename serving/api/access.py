@@ -165,10 +165,10 @@ class KeyStore:
 
     def _now_stamp(self) -> tuple[int, ...]:
         try:
-            found = Path(self._environment.get(KEYS_FILE, "")).stat()
+            status = Path(self._environment.get(KEYS_FILE, "")).stat()
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def refuse_open(host: str, environment: Mapping[str, str]) -> None:
@@ -198,8 +198,7 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
     """
     Return the header with which our own commands call the endpoint, if it asks for a key.
 
-    It shows the first key with all rights, else the first one, of those that are not hashed; if all
-    are, that of `SHOWN_KEY`.
+    It has the first key that is not hashed, with all rights if there is one, else `SHOWN_KEY`'s.
 
     Raises:
         InputError: as `read_keys`, there is no key to show, or a header cannot hold it.
@@ -228,15 +227,11 @@ def holder_of(keys: Keys, authorization: str | None) -> KeyHolder | None:
 
 def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, Any]:
     """
-    Return a request whose prefixes in the engines' caches no other tenant finds.
+    Return a checked request whose prefixes in the engines' caches no other tenant finds.
 
     Else the time to first token would tell whether another tenant has sent the same text. A salt of
-    the client's own divides its tenant's prefixes further.
-
-    Args:
-        body: a request that `serving.request.validation.check` accepted.
-        client: who sends it.
-        secret: of this endpoint; without it another tenant's salt cannot be guessed.
+    the client's own divides its tenant's prefixes further; without the endpoint's *secret* another
+    tenant's salt cannot be guessed.
     """
     if client.share_cache:
         return body
@@ -245,8 +240,7 @@ def salted(body: dict[str, Any], client: KeyHolder, secret: bytes) -> dict[str, 
 
 
 def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
-    """Return every key, those of `KEYS` first; raises InputError as `read_keys`."""
-    found: dict[bytes, _KeyEntry] = {}
+    by_digest: dict[bytes, _KeyEntry] = {}
     for variable in (KEYS, KEYS_FILE):
         if variable not in environment:
             continue
@@ -259,9 +253,9 @@ def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
                 variable, "empty", "at least one key", "unset it to serve without keys"
             )
         for entry in entries:
-            if found.setdefault(entry.digest, entry) is not entry:
+            if by_digest.setdefault(entry.digest, entry) is not entry:
                 raise InputError(entry.place, "a key that is there already", "each key once")
-    return list(found.values())
+    return list(by_digest.values())
 
 
 def _text(path: str) -> str:
@@ -345,7 +339,6 @@ class AccessControl:
     The checks before a request is parsed; without keys no request needs one.
 
     Attributes:
-        keys: the holders of the keys.
         origins: web origins whose pages may use the endpoint.
         hosts: names by which an endpoint without keys may be called, in lower case.
     """
@@ -401,11 +394,11 @@ class AccessControl:
         keys = self.keys.current()
         if not keys:
             return ANONYMOUS
-        found = holder_of(keys, request.headers.get("authorization"))
-        if found is None:
+        holder = holder_of(keys, request.headers.get("authorization"))
+        if holder is None:
             message = "A valid API key is needed: `Authorization: Bearer KEY`."
             refuse(401, message, code="invalid_api_key")
-        return found
+        return holder
 
 
 def require(right: str | None, client: KeyHolder) -> None:

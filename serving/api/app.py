@@ -219,13 +219,11 @@ def api_app(  # noqa: PLR0913  (what an endpoint is told, by name)
         config: the plan.
         backend: the pools.
         gate: admits requests.
-        environment: names API keys, allowed origins and host names, the longest answer and the
-            exporter of traces (`serving.api.access`, `serving.request.cost`,
-            `serving.api.tracing`). By default no key is needed, no other site is allowed, the
-            model's context is the limit, and nothing is traced.
-        host: where the application listens; a name by which it may be called.
+        environment: names API keys, origins and hosts (`serving.api.access`), the longest answer
+            (`serving.request.cost`) and the exporter of traces (`serving.api.tracing`).
+        host: address of the application, by which it may be called.
         cache_secret: keeps the prefix caches of keys apart; by default it is random.
-        former: the application of the plan before, whose keys and secret are kept.
+        former: application of the plan before, whose keys and secret are kept.
 
     Raises:
         InputError: a key or limit that cannot be used.
@@ -279,8 +277,6 @@ def api_app(  # noqa: PLR0913  (what an endpoint is told, by name)
 
 
 def _routes(endpoint: Endpoint) -> list[Route]:
-    """Return all routes; none answers by a name that the endpoint does not have."""
-
     def route(method: str, path: str, handler: Handler) -> Route:
         async def checked(request: Request) -> Response:
             endpoint.access.check_host(request)

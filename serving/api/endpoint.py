@@ -53,15 +53,10 @@ logger = logging.getLogger(__name__)
 
 def may_retry(refusal: Refusal, spent_s: float, config: EndpointConfig) -> bool:
     """
-    Return whether another replica may answer a request that one has refused.
+    Return whether another replica may answer a request that one has refused before its first token.
 
     Only where the replica is gone, and while there is time for another attempt: 504 and refusals
-    of the request itself would be the same elsewhere.
-
-    Args:
-        refusal: before the first token.
-        spent_s: seconds since the request arrived.
-        config: deadlines.
+    of the request itself would be the same elsewhere. *spent_s* is the time since the request.
     """
     return refusal in (NO_ANSWERING_REPLICA, ENGINE_DIED) and spent_s < config.prefill_deadline_s
 
@@ -111,16 +106,14 @@ class AnswerRecord:
         key: name of the API key, never the key.
         outcome: as in `minicluster_requests_total`; empty where nothing was generated.
         error: code of the error that it was answered with.
-        gate: what has admitted it; `None`: it is not admitted.
-        ticket: its number there.
-        on_end: is called when it ends.
+        gate, ticket: what has admitted it, and its number there; `None`: it is not admitted.
+        on_end: callback at its end.
         domain: the domain that answers it.
-        streamed: whether its answer comes in events; one in one piece has no gaps, and the backend
-            reports when its first token was there.
-        sequences: answers of which the tokens are.
-        admitted_s, first_s, last_s: when it was admitted, and its first and its last token came.
-        gaps_s: between the chunks of a stream.
-        prompt_tokens, output_tokens: as the engine counts them; `None` until it reports them.
+        streamed: whether its answer comes in events; of one in one piece the backend reports when
+            its first token was there.
+        sequences: number of answers.
+        gaps_s: times between the chunks of a stream.
+        prompt_tokens, output_tokens: counts of the engine; `None` until it reports them.
     """
 
     started_s: float
@@ -291,11 +284,7 @@ class Endpoint:
 
     async def answer(self, kind: str, request: Request) -> Response:
         """
-        Answer with JSON, or with server-sent events as they arrive.
-
-        Args:
-            kind: `chat` or `completions`.
-            request: the HTTP request.
+        Answer a request of *kind* (`chat` or `completions`) with JSON, or with events.
 
         Raises:
             RequestRefused: for an error of the client or of the backend.
@@ -356,7 +345,6 @@ class Endpoint:
             return JSONResponse(asdict(timing))
 
     def _client(self, request: Request, right: str | None = None) -> KeyHolder:
-        """Return the client of a request; raise its refusal, also for want of a *right*."""
         client = self.access.client(request)
         record_of(request).key = client.name
         require(right, client)
@@ -365,7 +353,6 @@ class Endpoint:
     async def _admitted(
         self, kind: str, request: Request, client: KeyHolder
     ) -> tuple[AnswerRecord, dict[str, Any]]:
-        """Check a request and admit it; raise the refusal of either."""
         record = record_of(request)
         if key_is_full(client, self._ongoing[client.name] + self._bodies.reading[client.name]):
             self.gate.shed(KEY_IS_FULL.reason)
@@ -481,7 +468,6 @@ class BodyReader:
 
     @asynccontextmanager
     async def _place(self, client: KeyHolder) -> AsyncIterator[None]:
-        """Wait for memory for a long body."""
         name = client.name
         if self._waiting[name] >= MAX_WAITING:
             message = "Too many long requests arrive at once; try again."
@@ -593,7 +579,6 @@ class AnswerStream(StreamingResponse):
         return text
 
     async def _texts(self) -> AsyncIterator[bytes]:
-        """Yield what has been kept since the last time, until there is no more."""
         while not self._ended or self._unsent:
             self._all_sent = not self._unsent
             await self._news.wait()

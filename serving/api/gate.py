@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerReport:
     """
-    What is reported of a request that has ended.
+    The report of a request that has ended.
 
     Attributes:
         outcome: as in `minicluster_requests_total`.
         path: as in `RequestPhases`; `none`: it got no token.
         ttft_s, tpot_s, e2e_s: latencies, where they are known.
-        prompt_tokens, output_tokens: as the engine counts them.
-        gaps_s: between the chunks of a stream.
+        prompt_tokens, output_tokens: counts of the engine.
+        gaps_s: times between the chunks of a stream.
     """
 
     outcome: str
@@ -122,14 +122,10 @@ class Gate:
         former: Gate | None = None,
     ) -> None:
         """
-        Start without requests.
+        Start without requests; those that would miss the SLO are refused if it *sheds*.
 
-        Args:
-            config: the plan.
-            backend: the pools.
-            sheds: whether requests that would miss the SLO are refused.
-            token_limit: most tokens of one answer, as `state` reports it.
-            former: the gate of the plan before, whose keys' counts and metrics go on.
+        *token_limit* is the most tokens of one answer, for `state`. Keys' counts and metrics of a
+        *former* gate, of the plan before, go on.
         """
         self._config = config
         self._backend = backend
@@ -330,7 +326,6 @@ class Metrics:
         self._show(config, limits)
 
     def _show(self, config: EndpointConfig, limits: Mapping[str, float]) -> None:
-        """Set the gauges of what is planned."""
         for pool in config.pools:
             for domain, replicas in pool.replicas.items():
                 self._gauges["replicas"].labels(pool.role, domain, "planned").set(replicas)
@@ -396,7 +391,6 @@ class Metrics:
 
 
 def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], float]:
-    """Return predicted seconds by quantity and percentile; of phases the mean, in a split plan."""
     latencies = {
         (quantity, percentile): getattr(prediction, quantity).at(percentile)
         for quantity in METRICS
@@ -465,17 +459,16 @@ class RecentLatencies:
             "answers": len(last),
             "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
             "outcomes": dict(self.outcomes),
-            "ttft": _statistics(each.ttft_s for each in last),
-            "tpot": _statistics(each.tpot_s for each in last),
-            "e2e": _statistics(each.e2e_s for each in last),
+            "ttft": _statistics(recent.ttft_s for recent in last),
+            "tpot": _statistics(recent.tpot_s for recent in last),
+            "e2e": _statistics(recent.e2e_s for recent in last),
             "itl": _statistics(self._gaps_s),
         }
 
 
 def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Return mean and percentiles; `None` without values."""
-    found = summarise([each for each in values if each is not None])
-    return None if found is None else {f"{name}_s": found.at(name) for name in PERCENTILES}
+    summary = summarise([value for value in values if value is not None])
+    return None if summary is None else {f"{name}_s": summary.at(name) for name in PERCENTILES}
 
 
 logger = logging.getLogger(__name__)
@@ -551,8 +544,8 @@ class ReadyCheck:
     A probe may take as long as both deadlines; the other two do not wait for it.
 
     Attributes:
-        running: the number of running replicas, by role and domain.
-        facts: the settings of one engine of each role and domain.
+        running: number of running replicas, by role and domain.
+        facts: settings of one engine of each role and domain.
     """
 
     def __init__(
@@ -565,10 +558,10 @@ class ReadyCheck:
         """Start without a query; *admission* and *metrics* receive the number of replicas."""
 
         async def query() -> Running:
-            found = await backend.running()
-            admission.inflight.set_replicas(found)
-            metrics.replicas(found)
-            return found
+            running = await backend.running()
+            admission.inflight.set_replicas(running)
+            metrics.replicas(running)
+            return running
 
         self._config = config
         self._backend = backend
@@ -616,7 +609,6 @@ class ReadyCheck:
         self._record(domain, time.perf_counter(), error)
 
     async def _probe_error(self, domain: str) -> str:
-        """Send one request; return what went wrong, or nothing if its first token came."""
         config = self._config
         limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s
         body = {
@@ -643,7 +635,6 @@ class ReadyCheck:
         return ""
 
     def _proves_ready(self, phases: RequestPhases) -> bool:
-        """Return whether an answer took the path of prompts beyond the local threshold."""
         proves = phases.path in THROUGH_PREFILL and phases.reason != DECODE_FAILED
         return proves or not self._splits
 

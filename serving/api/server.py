@@ -206,7 +206,6 @@ class RequestParser(h11.Connection):
             self._refuse(TWO_LENGTHS)
 
     def _check_lines(self, lines: bytes) -> None:
-        """Check headers or trailers, with a line before them and the blank one."""
         if lines.count(b"\n") > MAX_HEADERS + 2:
             self._refuse(MANY_HEADERS)
         # Those of trailers may begin with the LF of a chunk, whose CR came in the piece before.
@@ -288,7 +287,6 @@ LATE = Refusal(status=408, message="The request did not arrive in time.")
 
 
 def _answer(refusal: Refusal) -> bytes:
-    """Return a whole answer with an OpenAI error, after which the connection is closed."""
     status, body = HTTPStatus(refusal.status), json.dumps(refusal.body)
     return (
         f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\n"
@@ -318,13 +316,7 @@ class HttpServer:
         """
         Bind the port, without accepting requests yet.
 
-        Args:
-            app: answers requests.
-            host: to listen at.
-            port: to listen at.
-            limits: of clients.
-            tls: certificate and key; `None`: plain HTTP.
-            count: is told the status of each answer that is not the application's.
+        *count* is told the status of each answer that is not the application's.
 
         Raises:
             OSError: the port cannot be bound, or the certificate cannot be used.
@@ -401,8 +393,8 @@ class LimitedConnection(H11Protocol):
 
     def __init__(self, *, server: HttpServer, **given: Any) -> None:  # noqa: ANN401  (uvicorn's)
         super().__init__(**given)
-        own = {DISCONNECTED: asyncio.Event(), WRITE_CHUNK: self.write_chunk}
-        self.app_state = {**self.app_state, **own}
+        shared = {DISCONNECTED: asyncio.Event(), WRITE_CHUNK: self.write_chunk}
+        self.app_state = {**self.app_state, **shared}
         self._server, self._limits = server, server.limits
         self.conn = RequestParser(self._limits.header_bytes)
         self._timer: TimerHandle | None = None
@@ -550,9 +542,8 @@ class LimitedConnection(H11Protocol):
         self._timer = None if what is None else self.loop.call_later(limit_s, self._give_up)
 
     def _give_up(self) -> None:
-        """Close a connection whose request is late, with an answer if anything was asked."""
-        asked = self.conn.their_state is h11.SEND_BODY or self.conn.has_bytes
-        if asked and not self._lingering:
+        has_request = self.conn.their_state is h11.SEND_BODY or self.conn.has_bytes
+        if has_request and not self._lingering:
             self._refuse(LATE)
         else:
             self.transport.close()

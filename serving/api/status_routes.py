@@ -34,7 +34,6 @@ SCHEMA = (HERE / "openapi.yaml").read_text(encoding="utf-8")
 
 
 def _hashes(tag: str) -> str:
-    """Return the hashes of the inline *tag*s, as a content security policy names them."""
     parts = re.findall(rf"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -130,7 +129,6 @@ class StatusRoutes:
 
 
 def _seconds(request: Request, name: str) -> float:
-    """Return a query parameter that is a Unix time; refuse any other."""
     text = request.query_params.get(name, "")
     try:
         seconds = float(text)

@@ -37,8 +37,10 @@ def tls_files(cert: Path | None, key: Path | None) -> TlsFiles | None:
     if cert is None and key is None:
         return None
     if cert is None or key is None:
-        given, other = ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
-        raise InputError(given, str(cert or key), f"both, {other} too")
+        option_set, other = (
+            ("--tls-cert", "--tls-key") if key is None else ("--tls-key", "--tls-cert")
+        )
+        raise InputError(option_set, str(cert or key), f"both, {other} too")
     files = TlsFiles(cert=str(cert.resolve()), key=str(key.resolve()))
     for option, path in (("--tls-cert", files.cert), ("--tls-key", files.key)):
         try:

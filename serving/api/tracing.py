@@ -102,7 +102,7 @@ class RequestTracer:
             context=TraceContextTextMapPropagator().extract(headers),
             kind=trace.SpanKind.SERVER,
             start_time=at(record.started_s),
-            attributes={name: facts[own] for own, name in ATTRIBUTES.items() if own in facts},
+            attributes={name: facts[fact] for fact, name in ATTRIBUTES.items() if fact in facts},
         )
         if record.status >= 500 or record.outcome == "broken":  # noqa: PLR2004
             span.set_status(trace.StatusCode.ERROR, record.error or record.outcome)
@@ -118,12 +118,11 @@ class RequestTracer:
 
 
 def _parts(record: AnswerRecord) -> Iterator[tuple[str, float, float]]:
-    """Yield name, start and end of each part of a request that took time."""
     if record.admitted_s is not None:
         yield "admission", record.started_s, record.admitted_s
     if record.first_s is None or record.phases is None:
         return
-    phases_s = {name: each for name, each in record.phases.phases_s.items() if each > 0}
+    phases_s = {name: phase_s for name, phase_s in record.phases.phases_s.items() if phase_s > 0}
     start_s = record.first_s - sum(phases_s.values())
     for name, seconds in phases_s.items():
         yield name, start_s, start_s + seconds

@@ -31,7 +31,7 @@ COMMANDS = {
             "deploy:down",
             "Stop what `serving up` started once its answers have ended, and remove its state.",
         ),
-        "manifest": ("manifest:manifest", "Print the deployment as a file for other tools."),
+        "manifest": ("deploy:manifest", "Print the deployment as a file for other tools."),
         "cluster": ("cluster:app", "Labelled Ray cluster to deploy on."),
         "measure": (
             "measure:measure",

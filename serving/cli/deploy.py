@@ -1,4 +1,4 @@
-"""`serving demo-model`, `up` and `down`."""
+"""`serving demo-model`, `up`, `down` and `manifest`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from serving.cli.progress import progress
 if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
     from serving.operations.probe import Readiness
+
 
 REPLACEABLE = {"plan", "model", "prefill_deadline_s", "kv_deadline_s", "lora_modules", "replace"}
 """Parameters of `up` that another plan may bring; the others stay as they run."""
@@ -221,7 +222,6 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def _endpoint_hosts(hosts: int, host: str, address: str | None) -> int:
-    """Return the number of hosts of endpoints; raises InputError where they cannot be several."""
     if hosts > 1 and address is None:
         raise InputError(
             "--endpoint-hosts", hosts, "1 without --address: a new cluster has one host"
@@ -244,18 +244,17 @@ def _warn_of_cores(plan: Plan | None, slowdown: float, address: str | None) -> N
 
 
 def _adapters(named: list[str], kind: str) -> dict[str, str]:
-    """Return the folders of adapters by name; those of simulated engines may have none."""
     from serving.deployment.engine_args import SIMULATED
 
-    found: dict[str, str] = {}
-    for each in named:
-        name, given, path = each.partition("=")
-        bare = kind == SIMULATED and not given
-        if not (name and (path or bare)) or name in found:
+    folders: dict[str, str] = {}
+    for module in named:
+        name, equals, path = module.partition("=")
+        bare = kind == SIMULATED and not equals
+        if not (name and (path or bare)) or name in folders:
             form = "NAME or NAME=PATH" if kind == SIMULATED else "NAME=PATH"
-            raise InputError("--lora-modules", each, f"{form}, no name twice")
-        found[name] = str(Path(path).absolute()) if path else ""
-    return found
+            raise InputError("--lora-modules", module, f"{form}, no name twice")
+        folders[name] = str(Path(path).absolute()) if path else ""
+    return folders
 
 
 def _replace(
@@ -272,7 +271,7 @@ def _replace(
     from serving.request.cost import MAX_OUTPUT_TOKENS, read_token_limit
 
     running, options = current(), context.params
-    given = {
+    changed = {
         option.opts[0]: options[name]
         for option in context.command.params
         if (name := str(option.name)) not in REPLACEABLE
@@ -280,7 +279,7 @@ def _replace(
         and source.name == "COMMANDLINE"
     }
     longest = read_token_limit(os.environ)
-    refuse_changes(running, given | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
+    refuse_changes(running, changed | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
     refuse_replacement(running, deployment)
     deadlines_s = (
         options["prefill_deadline_s"] or running.deadlines_s[0],
@@ -341,12 +340,12 @@ def down(
         report("stopping")
         if state is not None and ours:
             running = take_down(state)
-            said = "nothing of it runs any more; its record is removed"
+            message = "nothing of it runs any more; its record is removed"
         else:
             drain(str(address))
             running = remove_application(str(address))
-            said = f"nothing is deployed at {address}"
-    typer.echo("stopped" if running else said)
+            message = f"nothing is deployed at {address}"
+    typer.echo("stopped" if running else message)
 
 
 def _free_port(host: str) -> int:
@@ -367,3 +366,30 @@ def _warn_of_dtype(deployment: Deployment) -> None:
         warning = cpu_dtype.dtype_warning(dtype, pace)
         if warning is not None:
             talk.print(warning, style="yellow", highlight=False, soft_wrap=True)
+
+
+def manifest(
+    plan: Annotated[Path, typer.Argument(help="Plan (from `sizing plan -o`).")],
+    kind: Annotated[str, typer.Option("--format", help="Format: ray-serve, kuberay or compose.")],
+    image: Annotated[
+        str, typer.Option(help="Container image that holds minicluster (Dockerfile).")
+    ] = "minicluster:latest",
+    model: Annotated[
+        str | None, typer.Option(help="Directory of the model on the hosts (default: the plan's).")
+    ] = None,
+    open_access: Annotated[
+        bool,
+        typer.Option("--open", help="Endpoint without API keys, for every client that reaches it."),
+    ] = False,
+) -> None:
+    """Print the deployment as a file for other tools."""
+    from minicluster.plan import read_plan
+    from serving.deployment.feasibility import plan_findings, refuse
+    from serving.deployment.manifest import FORMATS, manifest_findings, manifest_text
+
+    if kind not in FORMATS:
+        raise InputError("--format", kind, "one of " + ", ".join(FORMATS))
+    planned = read_plan(plan)
+    refuse([*plan_findings(planned), *manifest_findings(planned.deployment)])
+    text = manifest_text(planned, plan, kind, image=image, model=model, open_access=open_access)
+    typer.echo(text, nl=False)

@@ -56,14 +56,14 @@ def status(
     ]
     if as_json:
         names = ("base_url", "target", "slowdown", "plan_hash", "started", "ready", "changes")
-        said = {name: getattr(state, name) for name in names}
-        typer.echo(json.dumps({**said, "answers": deployed.answers, "pools": rows}))
+        fields = {name: getattr(state, name) for name in names}
+        typer.echo(json.dumps({**fields, "answers": deployed.answers, "pools": rows}))
         return
     answers = "answers" if deployed.answers else "does not answer"
     typer.echo(f"{state.base_url} {answers}; started {state.started}; plan {state.plan_hash}")
     for pool in planned.pools:
-        found = deployed.pool(pool.role)
-        health = "healthy" if found.status == "HEALTHY" else found.status
+        running = deployed.pool(pool.role)
+        health = "healthy" if running.status == "HEALTHY" else running.status
         typer.echo(f"{pool.role:8} {engines(pool)} of {planned_engines(pool)}, {health}")
     if not state.ready:
         typer.echo(f"`serving up` {UNFINISHED} (`serving down` clears what is left)")
@@ -82,7 +82,6 @@ def planned_engines(pool: Pool) -> str:
 
 
 def _show_sockets(state: State, *, as_json: bool) -> None:
-    """Show the listening sockets, and their answers to calls without a token."""
     from serving.cluster.processes import cluster_processes
     from serving.cluster.sockets import answers, sockets
     from serving.operations.scale import cluster_id_of
@@ -91,8 +90,13 @@ def _show_sockets(state: State, *, as_json: bool) -> None:
     if not cluster_id:
         raise NegativeAnswer(f"{state.address} was not started from this directory")
     rows = [
-        {"address": each.address, "port": each.port, "process": each.process, "answers": answer}
-        for each, answer in answers(sockets(cluster_processes(cluster_id)))
+        {
+            "address": listening.address,
+            "port": listening.port,
+            "process": listening.process,
+            "answers": answer,
+        }
+        for listening, answer in answers(sockets(cluster_processes(cluster_id)))
     ]
     if as_json:
         typer.echo(json.dumps(rows))
@@ -111,12 +115,12 @@ def verify(*, as_json: AsJson = False) -> None:
 
     state = current()
     planned = read_deployment(DEPLOYMENT)
-    found = differences(planned, cluster_status(state, facts=True), state.target, bounds(state))
+    differing = differences(planned, cluster_status(state, facts=True), state.target, bounds(state))
     if as_json:
-        data = {"as_planned": not found, "differences": found, "changes": state.changes}
+        data = {"as_planned": not differing, "differences": differing, "changes": state.changes}
         typer.echo(json.dumps(data))
-    if found:
-        raise NegativeAnswer("\n  ".join(["the deployment differs from the plan:", *found]))
+    if differing:
+        raise NegativeAnswer("\n  ".join(["the deployment differs from the plan:", *differing]))
     if not as_json:
         pools = ", ".join(f"{pool.role} {pool.replicas}x{pool.slicing}" for pool in planned.pools)
         typer.echo(f"deployed as planned: {pools}")

@@ -64,8 +64,7 @@ async def time_deployment(
     from serving.api.access import authorization
     from serving.api.tls import trusting
     from serving.cluster.processes import cluster_processes
-    from serving.measurement.step_benchmark import time_grid
-    from serving.measurement.timing_client import TimingClient
+    from serving.measurement.step_benchmark import TimingClient, time_grid
 
     def clock() -> CpuTimes:
         times = cpu_times(
@@ -95,7 +94,6 @@ async def time_deployment(
 
 
 def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:
-    """Return the rows of steps.csv: each grid point with machine, engine, model and date."""
     from minicluster.machine import this_machine
     from minicluster.specs.calibration import Measurement
 

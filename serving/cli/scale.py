@@ -58,30 +58,29 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
             raise InputError("--auto", "with --prefill, --decode or --json", "--auto without them")
         _follow(state, window_s, hold_seconds, margin)
         return
-    given = {"prefill": prefill, "decode": decode}
-    requested = {role: replicas for role, replicas in given.items() if replicas is not None}
+    options = {"prefill": prefill, "decode": decode}
+    requested = {role: replicas for role, replicas in options.items() if replicas is not None}
     if requested:
-        found = Advice(replicas=_requested(requested), reason="requested")
+        advised = Advice(replicas=_requested(requested), reason="requested")
     else:
         with progress() as report:
             report(f"measuring {state.base_url} for {window_s:.0f} s")
-            found = _measured_advice(state, window_s)
+            advised = _measured_advice(state, window_s)
     if as_json:
-        typer.echo(json.dumps({"replicas": found.replicas, "reason": found.reason}))
+        typer.echo(json.dumps({"replicas": advised.replicas, "reason": advised.reason}))
     else:
-        numbers = ", ".join(f"{role} {number}" for role, number in found.replicas.items())
-        typer.echo(f"{found.reason}; replicas: {numbers}")
-    if not found.conclusive:
+        numbers = ", ".join(f"{role} {number}" for role, number in advised.replicas.items())
+        typer.echo(f"{advised.reason}; replicas: {numbers}")
+    if not advised.conclusive:
         raise Inconclusive("scale: measure longer (--window), or under load")
     if not advice:
         with progress() as report, changing():
-            changed = apply_scale(state, found.replicas, report)
+            changed = apply_scale(state, advised.replicas, report)
         for change in changed.changes:
             typer.echo(f"not as planned, by request: {change}")
 
 
 def _requested(requested: dict[str, int]) -> dict[str, int]:
-    """Return the replicas of all pools after the request, if the plan allows them."""
     from minicluster.plan import read_deployment
     from serving.cluster.state import DEPLOYMENT, PLAN
     from serving.operations.scale import replica_changes
@@ -119,9 +118,11 @@ def _follow(state: State, window_s: float, hold_s: float, margin: float) -> None
             apply_scale(current(), wanted, lambda _step: None)
 
     try:
-        for each in follow(scaled_pools(plan), replicas, rate, change, held=held, margin=margin):
-            numbers = ", ".join(f"{role} {number}" for role, number in each.replicas.items())
-            typer.echo(f"{each.requests_per_s:.4g} requests/s; replicas: {numbers}")
+        for decision in follow(
+            scaled_pools(plan), replicas, rate, change, held=held, margin=margin
+        ):
+            numbers = ", ".join(f"{role} {number}" for role, number in decision.replicas.items())
+            typer.echo(f"{decision.requests_per_s:.4g} requests/s; replicas: {numbers}")
     except KeyboardInterrupt:
         typer.echo("stopped; the replicas stay as they are")
 

@@ -80,8 +80,8 @@ def _is_failure(record: logging.LogRecord) -> bool:
 def _join(address: str, own_address: str | None) -> None:
     """Become a driver that prints only Ray's errors; raises TargetFailed if there is no cluster."""
     for logger in (logging.getLogger("ray.serve"), logging.getLogger("ray")):
-        for each in (logger, *logger.handlers):
-            each.addFilter(_is_failure)
+        for log in (logger, *logger.handlers):
+            log.addFilter(_is_failure)
     ends = signal.getsignal(signal.SIGTERM)
     # A call of a thread that Ctrl-C left behind would start a cluster of its own after our end.
     auto_init_hook.enable_auto_connect = False

@@ -54,23 +54,16 @@ def replica_logs(lines: int) -> Iterator[tuple[str, str]]:
 
 def root_cause(logs: Path, message: str, since_s: float = 0.0) -> str:
     """
-    Return the root cause of a failed start.
+    Return the first error in the workers' logs since *since_s* that does not only report another.
 
-    Args:
-        logs: directory of Ray's logs.
-        message: Ray Serve's message.
-        since_s: begin of the start, as `time.time`; logs that are older say nothing of it.
-
-    Returns:
-        The first error in the workers' logs that does not only report another; Serve's message if
-        the logs hold none.
+    Without one it is *message*, Ray Serve's own.
     """
     for file in sorted(logs.glob("worker-*.err")) + sorted(logs.glob("worker-*.out")):
         if file.stat().st_mtime < since_s:
             continue
-        found = _first_error(file.read_text(encoding="utf-8", errors="replace"))
-        if found:
-            return found
+        error = _first_error(file.read_text(encoding="utf-8", errors="replace"))
+        if error:
+            return error
     return first_error(message)
 
 

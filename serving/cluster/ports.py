@@ -35,12 +35,12 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
         TargetFailed: there are not so many.
     """
     _bound(host, 0).close()
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.sample(SERVER_PORTS, k=len(SERVER_PORTS)):
-        if len(found) == count:
-            return found
+        if len(ports) == count:
+            return ports
         if is_free(host, port):
-            found.append(port)
+            ports.append(port)
     raise TargetFailed(f"no {count} free ports of {host} from {SERVER_PORTS[0]} on")
 
 
@@ -57,7 +57,7 @@ def free_nixl_port(num_workers: int) -> int:
         wanted = [
             port + apart + i for apart in NIXL_PORTS_APART.values() for i in range(num_workers)
         ]
-        if all(is_free("0.0.0.0", each) for each in wanted):  # noqa: S104  (any address)
+        if all(is_free("0.0.0.0", candidate) for candidate in wanted):  # noqa: S104  (any address)
             return port
     raise TargetFailed(f"no {num_workers} free ports from {NIXL_PORT} on for NIXL; `serving down`?")
 
@@ -72,6 +72,5 @@ def is_free(host: str, port: int) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket, for IPv6 where *host* is such an address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)

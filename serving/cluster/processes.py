@@ -58,36 +58,35 @@ def environment(cluster_id: str, token: Path) -> dict[str, str]:
 def cluster_processes(mark: str, variable: str = MARK) -> set[int]:
     """Return the pids of the processes of a cluster (or raylet), and of all their children."""
     parents: dict[int, int] = {}
-    found = set()
+    pids = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # ended meanwhile, or another user's
             if process.status() != psutil.STATUS_ZOMBIE:
                 parents[process.pid] = process.ppid()
                 if process.environ().get(variable) == mark:
-                    found.add(process.pid)
-    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= grown
-    return found - {os.getpid()}
+                    pids.add(process.pid)
+    while grown := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= grown
+    return pids - {os.getpid()}
 
 
 def raylet_gpus(cluster_id: str) -> set[int]:
     """Return the GPUs that the raylets of a cluster on this machine have, with or without work."""
-    found: set[int] = set()
+    gpus: set[int] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, KeyError, ValueError):  # ended; without numbered GPUs
             variables = process.environ()
             if variables.get(MARK) == cluster_id and RAYLET in variables:
-                found.update(map(int, variables["CUDA_VISIBLE_DEVICES"].split(",")))
-    return found
+                gpus.update(map(int, variables["CUDA_VISIBLE_DEVICES"].split(",")))
+    return gpus
 
 
 def stop(mark: str, *, variable: str = MARK, grace_s: float = 1.0) -> None:
     """
     Stop every process of a cluster (or raylet): by SIGTERM, then by SIGKILL.
 
-    SIGKILL comes when none has ended for *grace_s*: Ray's head never ends by SIGTERM, and the
-    others end one after another, on a slow machine later. Shared memory and semaphores of Python
-    that these processes used are removed: what is killed (vLLM's engines) leaves them for ever.
+    SIGKILL comes when none has ended for *grace_s*: Ray's head never ends by SIGTERM. Shared memory
+    and semaphores of Python, which killed engines leave, are removed.
 
     Raises:
         TargetFailed: some do not end, because the kernel blocks them.

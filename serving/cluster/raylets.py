@@ -39,12 +39,9 @@ def start_nodes(
     report: Callable[[str], None],
 ) -> str:
     """
-    Start one raylet per node, the first as the head, in a new directory that only we may enter.
+    Start one raylet per node, the first as the head; return the cluster's address.
 
-    Their token is written to *token*.
-
-    Returns:
-        The cluster's address.
+    Their token is written to *token*, in a new directory that only we may enter.
 
     Raises:
         InputError: the directory or the token cannot be written.
@@ -100,12 +97,9 @@ def ray_options(node: RayNode) -> list[str]:
 
 def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]:
     """
-    Yield the commands for each host of a plan; the first host is the head.
+    Yield the commands for each host of a plan; the first host is the head, at *head*.
 
-    Args:
-        nodes: raylets of the plan; those of one node run on one host.
-        head: address and port of the head.
-        shared: environment variables of every process of the cluster.
+    *shared* are environment variables of every process of the cluster.
     """
     for number, node in enumerate(nodes):
         join = f"--head --port={head.rpartition(':')[2]}" if number == 0 else f"--address={head}"
@@ -117,7 +111,6 @@ def ray_lines(nodes: Sequence[RayNode], head: str, shared: str) -> Iterator[str]
 
 
 def _ray_start(node: RayNode, env: Mapping[str, str], *options: str) -> None:
-    """Run `ray start`, whose processes stay in the background."""
     command = [
         sys.executable,
         "-m",

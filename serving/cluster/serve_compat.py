@@ -85,7 +85,7 @@ def deployment_options(app: str) -> dict[str, dict[str, Any]]:
     """Return Serve's options of each deployment of *app*, by name."""
     details = _get_global_client().get_serve_details()
     deployments = details["applications"].get(app, {}).get("deployments", {})
-    return {name: each["deployment_config"] for name, each in deployments.items()}
+    return {name: shown["deployment_config"] for name, shown in deployments.items()}
 
 
 def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401
@@ -99,7 +99,7 @@ def live_replica_ids(handle: Any) -> frozenset[str] | None:  # noqa: ANN401
     router = handle._router._asyncio_router  # noqa: SLF001
     if not router.running_replicas_populated() or router.request_router is None:
         return None
-    return frozenset(each.unique_id for each in router.request_router.curr_replicas)
+    return frozenset(replica_id.unique_id for replica_id in router.request_router.curr_replicas)
 
 
 def serve_logs() -> Path:
@@ -127,7 +127,7 @@ def call_replicas(
 
 async def places_of_replica(handle: Any, name: str) -> Any:  # noqa: ANN401
     """Return what `EngineServer.channel_places` of one replica returns; raises any error of Ray."""
-    [replica] = [each for each in _running(handle) if each.unique_id == name]
+    [replica] = [running for running in _running(handle) if running.unique_id == name]
     return await _called(replica, "channel_places")
 
 
@@ -139,9 +139,9 @@ def _running(handle: Any) -> list[Any]:  # noqa: ANN401
 def _called(replica: Any, method: str, *arguments: object) -> Any:  # noqa: ANN401
     """Call one replica, as the router of no handle would; raises ValueError if it has ended."""
     name = f"call-{uuid.uuid4()}"
-    asked = RequestMetadata(request_id=name, internal_request_id=name, call_method=method)
+    metadata = RequestMetadata(request_id=name, internal_request_id=name, call_method=method)
     actor = ray.get_actor(replica.to_full_id_str(), namespace=SERVE_NAMESPACE)
-    return actor.handle_request.remote(pickle.dumps(asked), *arguments)
+    return actor.handle_request.remote(pickle.dumps(metadata), *arguments)
 
 
 def before_sigterm(wait: Callable[[], object]) -> None:

@@ -44,19 +44,19 @@ class ListeningSocket:
 
 def sockets(pids: Iterable[int]) -> list[ListeningSocket]:
     """Return the listening sockets of these processes; an inherited socket counts once."""
-    found: dict[tuple[str, int], ListeningSocket] = {}
+    by_place: dict[tuple[str, int], ListeningSocket] = {}
     for pid in sorted(pids):
         with suppress(psutil.Error):  # ended meanwhile
             process = psutil.Process(pid)
             title = _title(process.cmdline() or [process.name()])
-            for each in process.net_connections(kind="tcp"):
-                if each.status == psutil.CONN_LISTEN:
-                    own = ip_address(each.laddr.ip)
-                    address = str(getattr(own, "ipv4_mapped", None) or own)
-                    port = each.laddr.port
+            for connection in process.net_connections(kind="tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    ip = ip_address(connection.laddr.ip)
+                    address = str(getattr(ip, "ipv4_mapped", None) or ip)
+                    port = connection.laddr.port
                     listening = ListeningSocket(process=title, address=address, port=port)
-                    found.setdefault((address, port), listening)
-    return sorted(found.values())
+                    by_place.setdefault((address, port), listening)
+    return sorted(by_place.values())
 
 
 def answers(found: Iterable[ListeningSocket]) -> list[tuple[ListeningSocket, str]]:
@@ -67,16 +67,14 @@ def answers(found: Iterable[ListeningSocket]) -> list[tuple[ListeningSocket, str
 
 
 def _answer(listening: ListeningSocket) -> str:
-    """Return the answer of one socket; `-`: an engine's, or neither gRPC nor HTTP."""
     if listening.process.startswith(ENGINE):
         return "-"
-    own = ip_address(listening.address)
-    host = ("127.0.0.1" if own.version == 4 else "::1") if own.is_unspecified else str(own)  # noqa: PLR2004
+    ip = ip_address(listening.address)
+    host = ("127.0.0.1" if ip.version == 4 else "::1") if ip.is_unspecified else str(ip)  # noqa: PLR2004
     return _grpc_answer(host, listening.port) or _http_answer(host, listening.port) or "-"
 
 
 def _grpc_answer(host: str, port: int) -> str | None:
-    """Return the status of the first implemented call; `None`: no gRPC server."""
     with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
         for call in CALLS:
             try:
@@ -93,7 +91,6 @@ def _grpc_answer(host: str, port: int) -> str | None:
 
 
 def _http_answer(host: str, port: int) -> str | None:
-    """Return the status of `GET /`; `None`: no HTTP server."""
     connection = HTTPConnection(host, port, timeout=ANSWER_LIMIT_S)
     try:
         connection.request("GET", "/")

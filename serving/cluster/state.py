@@ -51,24 +51,19 @@ class State:
     One deployment.
 
     Attributes:
-        cluster_id: the value of `MARK` in the cluster's processes; empty for a foreign cluster,
-            which `serving up` did not start.
-        address: of the Ray cluster.
-        base_url: of the endpoint.
-        tls_cert: file of its certificate, which our own commands trust; empty: plain HTTP.
+        cluster_id: value of `MARK` in the cluster's processes; empty for a foreign cluster, which
+            `serving up` did not start.
+        address: address of the Ray cluster.
+        tls_cert: file of the endpoint's certificate; empty: plain HTTP.
         plan_hash: SHA-256 of the plan, 16 hex digits.
         session: Ray's directory, logs included; empty for a foreign cluster.
         instance: Ray's session name of a foreign cluster, new at each start of its head.
-        owner: drawn for a deployment on a foreign cluster, whose application there carries it.
-        changes: differences from the plan that were asked for, by `scale`.
-        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
-        token_limit: most tokens of one answer, if there is a limit.
-        lora_modules: folders of LoRA adapters by name.
-        nixl_port: first of the engines' side-channel ports.
-        slowdown: seconds that each second of a simulated engine takes.
-        generation: of the replicas that serve, as in `serving.deployment.engine_args`.
-        planned: it was deployed from a plan, not from a deployment to measure.
-        ready: the probes of `serving up` succeeded.
+        owner: mark of a deployment on a foreign cluster, whose application there carries it.
+        changes: differences from the plan that `scale` was asked for.
+        deadlines_s: limits of prefill and of the KV hand-off; `None`: the plan's.
+        generation: as in `serving.deployment.engine_args`.
+        planned: whether there is a plan, not only a deployment to measure.
+        ready: whether the probes of `serving up` succeeded.
     """
 
     cluster_id: str
@@ -132,8 +127,8 @@ def read_record(file: Path, kind: type[Record], writer: str, way_out: str) -> Re
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        found = f"{error.error_count()} error(s), {error.errors()[0]['msg']}"
-        raise InputError(str(file), found, f"what {writer} wrote", way_out) from None
+        problem = f"{error.error_count()} error(s), {error.errors()[0]['msg']}"
+        raise InputError(str(file), problem, f"what {writer} wrote", way_out) from None
 
 
 def write_record(file: Path, record: object) -> None:
@@ -167,7 +162,6 @@ def remove_state(state: State) -> None:
 
 
 def _keep_logs(logs: Path) -> str:
-    """Copy *logs* to the place of the former ones; return why that failed, or nothing."""
     copy = LOGS.with_name("logs.copy")
     try:
         shutil.rmtree(copy, ignore_errors=True)

@@ -51,12 +51,12 @@ def endpoint_config(  # noqa: PLR0913  (what an endpoint is told, by name)
 
     Args:
         deployment: what is to run.
-        domains: the domain of each node of the placement.
-        ongoing: by role, the requests that a replica has at once.
-        plan: the plan behind the deployment, if there is one.
-        plan_hash: of the plan's file.
-        simulated: simulated engines, if the pools have them.
-        deadlines_s: of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
+        domains: domain of each node of the placement.
+        ongoing: requests that a replica has at once, by role.
+        plan: plan behind the deployment, if there is one.
+        plan_hash: hash of its file.
+        simulated: settings of simulated engines, if the pools have them.
+        deadlines_s: limits of prefill and of the KV hand-off; `None`: twice the SLO's TTFT.
         adapters: names of LoRA adapters.
     """
     pools = tuple(
@@ -114,7 +114,7 @@ def engines_by_domain(pool: Pool, domains: Mapping[str, str]) -> dict[str, int]:
     The copies of attention of one replica are one group, which counts where its first GPU is.
     """
     width = pool.gpus // pool.replicas
-    flat = [domains[each.node] for each in pool.placement for _ in each.gpus]
+    flat = [domains[placed.node] for placed in pool.placement for _ in placed.gpus]
     groups = Counter(flat[::width])
     return {domain: pool.dp * number for domain, number in groups.items()}
 
@@ -175,14 +175,11 @@ def compile_app(
     plan: Plan | None = None,
 ) -> ServedApp:
     """
-    Compile a deployment that `serving.deployment.feasibility` found realisable.
+    Compile a deployment that `serving.deployment.feasibility` found realisable for *target*.
 
-    Args:
-        deployment: what is to run.
-        target: where, and with which overrides.
-        plan: the plan behind it, which bounds the queues and gives the endpoint its SLO.
+    A *plan* behind it bounds the queues and gives the endpoint its SLO.
     """
-    found = domains(deployment, plan)
+    node_domains = domains(deployment, plan)
     shown = plan if plan is None or target.kind != SIMULATED else slowed(plan, target.slowdown)
     bounds = {
         pool.role: limits(
@@ -192,7 +189,7 @@ def compile_app(
     }
     pools = []
     for pool in deployment.pools:
-        pools += _pools(deployment, pool, found, target, bounds[pool.role], plan)
+        pools += _pools(deployment, pool, node_domains, target, bounds[pool.role], plan)
     return ServedApp(
         model_id=deployment.model.id,
         pools=tuple(pools),
@@ -201,8 +198,8 @@ def compile_app(
         nodes=ray_nodes(deployment, target.kind, target.generation),
         endpoint=endpoint_config(
             deployment,
-            domains=found,
-            ongoing={role: each["max_ongoing_requests"] for role, each in bounds.items()},
+            domains=node_domains,
+            ongoing={role: bound["max_ongoing_requests"] for role, bound in bounds.items()},
             plan=shown,
             plan_hash=hash_of(plan or deployment),
             simulated=simulated_engines(deployment, target) if target.kind == SIMULATED else None,
@@ -213,14 +210,12 @@ def compile_app(
 
 
 def _planned_endpoints(plan: Plan | None, slowdown: float) -> int:
-    """Return the plan's number of endpoint processes; engines that are slow need fewer."""
     if plan is None or plan.endpoint is None:
         return 1
     return math.ceil(plan.endpoint.processes / slowdown)
 
 
 def _endpoints(target: DeployTarget, plan: Plan | None) -> int:
-    """Return the number of endpoint processes, the same on each of their hosts."""
     wanted = target.endpoints or _planned_endpoints(plan, target.slowdown)
     return math.ceil(wanted / target.endpoint_hosts) * target.endpoint_hosts
 
@@ -243,12 +238,6 @@ def limits(
     A replica takes its batch and, beyond it, what it can serve within the prefill deadline:
     `capacity x deadline` requests (Little's law). These queue in the engine, first come first
     served; any further one would be late. The endpoint holds as many again for each replica.
-
-    Args:
-        pool: of the deployment.
-        plan: the plan behind it, if there is one.
-        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
-        token_limit: most tokens of one answer; `None`: what the context leaves.
     """
     common = {
         "health_check_period_s": HEALTH_CHECK_S,
@@ -291,12 +280,12 @@ def domains(deployment: Deployment, plan: Plan | None) -> dict[str, str]:
     numbers = {} if plan is None else {n: plan.inputs.cluster.hb_domain(n) for n in nodes}
     if not numbers or None in numbers.values():
         return one
-    found = {node: f"d{number}" for node, number in numbers.items()}
+    names = {node: f"d{number}" for node, number in numbers.items()}
     shares = [
-        {at: Fraction(n, pool.engines) for at, n in engines_by_domain(pool, found).items()}
+        {at: Fraction(n, pool.engines) for at, n in engines_by_domain(pool, names).items()}
         for pool in deployment.pools
     ]
-    return found if len(shares) > 1 and all(share == shares[0] for share in shares) else one
+    return names if len(shares) > 1 and all(share == shares[0] for share in shares) else one
 
 
 def _pools(

@@ -55,17 +55,16 @@ class DeployTarget:
 
     Attributes:
         kind: `cpu`, `gpu` or `simulated`; on a CPU the plan's GPUs are core numbers.
-        slowdown: seconds that each second of a simulated engine takes.
+        slowdown: clock seconds for each second of a simulated engine.
         one_host: all planned nodes are this machine, whatever their names.
-        nixl_port: first of the ports at which the engines exchange the places of KV caches.
-        deadlines_s: of prefill and of the KV hand-off; `None`: the plan's.
+        nixl_port: first port at which the engines exchange the places of KV caches.
+        deadlines_s: limits of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
         media_domains: hosts from which engines may fetch what a request names by URL.
-        lora_modules: folders of LoRA adapters, by the names that requests give; simulated engines
-            take the names alone.
+        lora_modules: folders of LoRA adapters by name, of which simulated engines take the names.
         endpoints: number of endpoint processes; `None`: the plan's, or one.
         endpoint_hosts: hosts over which they are spread; 1: all are on the head's.
-        generation: of the plan's replicas; each `serving up --replace` begins the next one.
+        generation: number of the plan's replicas; each `serving up --replace` begins the next.
     """
 
     kind: str

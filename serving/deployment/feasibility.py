@@ -41,9 +41,9 @@ LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 def refuse(reasons: Iterable[str]) -> None:
     """Raise NegativeAnswer with one of *reasons* per line, if there are any."""
-    found = [*reasons]
-    if found:
-        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *found]))
+    lines = [*reasons]
+    if lines:
+        raise NegativeAnswer("\n  ".join(["this deployment cannot be realised here:", *lines]))
 
 
 def plan_findings(plan: Plan) -> Iterator[str]:
@@ -96,17 +96,17 @@ def _model(deployment: Deployment) -> Iterator[str]:
     config = Path(model.source) / "config.json"
     try:
         raw = json.loads(config.read_text(encoding="utf-8"))
-        found = architecture_hash(raw)
+        config_hash = architecture_hash(raw)
     except (OSError, ValueError) as error:
         yield (
             f"model.source: {config}: {error} (--model, where it lies elsewhere; "
             "`serving demo-model` makes the demo's)"
         )
         return
-    if found != model.config_hash:
+    if config_hash != model.config_hash:
         yield (
-            f"model.config_hash: {config} has {found}, the plan was made for {model.config_hash} "
-            "(plan again)"
+            f"model.config_hash: {config} has {config_hash}, the plan was made for "
+            f"{model.config_hash} (plan again)"
         )
     drafts = deployment.engine.speculative_tokens
     if drafts and model.draft and not model.draft.source and not mtp_layers(raw):
@@ -132,10 +132,7 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
     """
     Yield why adapters cannot be served: none for the plan's slots, or more than host memory takes.
 
-    Args:
-        deployment: what is to run.
-        modules: folders of adapters by name.
-        kind: of the engines; simulated ones read no folder.
+    *modules* are folders of adapters by name, which simulated engines do not read.
     """
     lora, place = deployment.engine.lora, "--lora-modules"
     if lora is None:
@@ -146,8 +143,8 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
         form = "NAME" if kind == SIMULATED else "NAME=PATH"
         yield f"{place}: none; the plan has slots for adapters: {form} of each"
     elif len(modules) > lora.max_cpu_loras:
-        most = lora.max_cpu_loras
-        yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {most}"
+        slots = lora.max_cpu_loras
+        yield f"{place}: {len(modules)} adapters; at most engine.max_cpu_loras, {slots}"
     for name, path in modules.items():
         if name == deployment.model.id:
             yield f"{place}: {name}; expected another name than the model's"
@@ -156,7 +153,6 @@ def lora_findings(deployment: Deployment, modules: Mapping[str, str], kind: str)
 
 
 def _adapter(place: str, config: Path, lora: LoraSpec) -> Iterator[str]:
-    """Yield why an adapter fits no slot."""
     try:
         rank = json.loads(config.read_text(encoding="utf-8"))["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -199,7 +195,6 @@ def _pool(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
 
 
 def _groups(deployment: Deployment, pool: Pool, target: Target) -> Iterator[str]:
-    """Yield why the ranks of a group cannot share their experts as planned."""
     copies = redundant_experts(deployment, pool)
     if copies is not None and target.kind == "cpu":
         yield f"model.moe.redundant_experts: {copies}; vLLM balances no experts on a CPU"
@@ -267,7 +262,7 @@ def missing_nodes(deployment: Deployment, labels: tuple[dict[str, str], ...]) ->
     for pool in deployment.pools:
         for node in sorted({p.node for p in pool.placement}):
             wanted = {ROLE_LABEL: pool.role, NODE_LABEL: node}
-            if not any(wanted.items() <= each.items() for each in labels):
+            if not any(wanted.items() <= node_labels.items() for node_labels in labels):
                 yield (
                     f"pools[{pool.role}].placement: no node of the cluster is labelled "
                     f"{ROLE_LABEL}={pool.role}, {NODE_LABEL}={node}"
@@ -281,7 +276,7 @@ def _memory_bytes(deployment: Deployment) -> float:
     for pool in deployment.pools:
         weights = stored * (2.0 if pool.dtype == "fp32" else 1.0)
         if lora is not None:  # in slots, and once more in host memory
-            each = adapter_bytes(lora, model, tp=pool.tp, layers=model.num_layers)
-            weights += pool.tp * (lora.max_loras + lora.max_cpu_loras) * each
+            adapter = adapter_bytes(lora, model, tp=pool.tp, layers=model.num_layers)
+            weights += pool.tp * (lora.max_loras + lora.max_cpu_loras) * adapter
         total += pool.engines * (REPLICA_BYTES + weights + pool.tp * pool.kv_bytes)
     return total

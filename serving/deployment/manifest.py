@@ -81,8 +81,8 @@ def manifest_text(
     Return the deployment of a plan on its own hosts as a file for another tool.
 
     Args:
-        plan: read from *file*, which compose mounts and Ray Serve reads.
-        file: on this machine.
+        plan: content of *file*, which compose mounts and Ray Serve reads.
+        file: path on this machine.
         kind: one of `FORMATS`.
         image: container image that holds minicluster and its stack.
         model: directory of the model on the hosts, or its name on a hub; `None`: the plan's.
@@ -130,7 +130,6 @@ def manifest_findings(deployment: Deployment) -> Iterator[str]:
 
 
 def _rendered(kind: str, values: Mapping[str, object]) -> str:
-    """Return the template of a format with *values*, laid out evenly, with its first comments."""
     environment = Environment(
         autoescape=False,  # noqa: S701  (YAML: `tojson` escapes)
         undefined=StrictUndefined,
@@ -156,7 +155,6 @@ def stop_s(served: ServedApp) -> int:
 
 
 def _here(path: str) -> str:
-    """Return a path for compose, where relative paths begin with `./`."""
     return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 
@@ -180,13 +178,8 @@ def compile_from_args(args: Mapping[str, str], environment: Mapping[str, str]) -
     """
     Compile a plan on its own hosts, with the checks of `serving up`.
 
-    `serve deploy` and KubeRay import this through `serving.replicas.app.from_plan`.
-
-    Args:
-        args: `plan`, the file; `model`, its path on every host; `access`, `open` for an endpoint
-            that asks for no key.
-        environment: names keys and the longest answer (`serving.api.access`,
-            `serving.request.cost`).
+    `serve deploy` and KubeRay import this through `serving.replicas.app.from_plan`. *args* are
+    `plan`, the file; `model`, its path on every host; `access`: `open` for no keys.
 
     Raises:
         InputError: there are no API keys, and access is not open; or as `read_plan`.

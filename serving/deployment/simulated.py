@@ -49,7 +49,6 @@ def slowed(plan: Plan, slowdown: float) -> Plan:
 
 
 def _slow(timed: Timed, slowdown: float) -> Timed:
-    """Scale the fields of a dataclass that are seconds, or rates per second, by their names."""
     if not is_dataclass(timed) or isinstance(timed, type):
         return timed
     changed: dict[str, Any] = {}
@@ -59,11 +58,11 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
         factor = 1 / slowdown if field.name.endswith("_per_s") else factor
         if isinstance(value, dict):
             changed[field.name] = {
-                name: _slow(each, slowdown) if factor == 1.0 else each * factor
-                for name, each in value.items()
+                name: _slow(field_value, slowdown) if factor == 1.0 else field_value * factor
+                for name, field_value in value.items()
             }
         elif isinstance(value, tuple):
-            changed[field.name] = tuple(_slow(each, slowdown) for each in value)
+            changed[field.name] = tuple(_slow(field_value, slowdown) for field_value in value)
         elif isinstance(value, StepTable):
             changed[field.name] = value.scaled(slowdown)
         elif isinstance(value, float) and factor != 1.0:
@@ -77,13 +76,7 @@ def simulated_settings(
     plan: Plan, pool: Pool, nodes: tuple[str, ...], target: DeployTarget
 ) -> SimulatedSettings:
     """
-    Return what the replicas of a pool in one domain are told.
-
-    Args:
-        plan: in its own seconds.
-        pool: of the plan.
-        nodes: planned node of each of them.
-        target: with the slowdown, and the adapters.
+    Return the settings of the replicas of a pool in one domain, on these planned *nodes*.
 
     Raises:
         InputError: the KV cache has no room for a block.

@@ -28,10 +28,9 @@ class Target:
         cores: core numbers that this process may use.
         num_gpus: NVIDIA GPUs of this machine.
         memory_bytes: memory of this machine that can be allocated without swapping.
-        ray: installed version; `None`: not installed.
-        vllm: installed version; `None`: not installed.
+        ray, vllm: installed versions; `None`: not installed.
         deep_ep: whether DeepEP is installed; `None`: not known, on another machine.
-        labels: of the nodes of an existing Ray cluster; `None`: a new one on this machine.
+        labels: labels of an existing Ray cluster's nodes; `None`: a new one on this machine.
     """
 
     kind: str

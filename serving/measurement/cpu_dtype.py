@@ -56,7 +56,9 @@ def choice_text(speed: CpuSpeed) -> str:
     """Return the native dtype and the reason, as text."""
     flags = ", ".join(speed.flags) or "no AVX2"
     without = "" if BF16_FLAGS & set(speed.flags) else ", no bf16 instructions"
-    fp32, bf16 = (_rounded(each / 1e9) for each in (speed.fp32_flops_per_s, speed.bf16_flops_per_s))
+    fp32, bf16 = (
+        _rounded(flops / 1e9) for flops in (speed.fp32_flops_per_s, speed.bf16_flops_per_s)
+    )
     return (
         f"{native_dtype(speed)}: this CPU ({flags}{without}) computes "
         f"fp32 at {fp32} GFLOP/s, bf16 at {bf16}"
@@ -91,12 +93,11 @@ def measure() -> CpuSpeed:
     if done.returncode != 0:
         error = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise InputError("this CPU's dtype", error, "a working torch", "give --dtype")
-    found = json.loads(done.stdout)
-    return CpuSpeed(**{**found, "flags": tuple(found["flags"])})
+    measured = json.loads(done.stdout)
+    return CpuSpeed(**{**measured, "flags": tuple(measured["flags"])})
 
 
 def _time_here() -> CpuSpeed:
-    """Time both dtypes in this process, in turns; return the fastest product of each."""
     import torch  # noqa: PLC0415  (seconds to import)
 
     torch.set_num_threads(1)
@@ -122,7 +123,6 @@ def _time_here() -> CpuSpeed:
 
 
 def _rounded(value: float) -> str:
-    """Return one decimal below ten, else none."""
     return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"  # noqa: PLR2004
 
 

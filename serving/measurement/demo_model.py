@@ -41,8 +41,8 @@ class DemoShape:
         query_gain: spread of the attention scores; at 1 attention averages, and long contexts
             give equal outputs.
         logit_std: spread of the logits; large, so that rounding seldom changes the best token.
-        num_experts: of each feed-forward, two for a token (Mixtral); 0: a dense one (Llama).
-        seed: of the weights; equal shapes give equal bytes.
+        num_experts: experts of a feed-forward, two for a token (Mixtral); 0: dense (Llama).
+        seed: seed of the weights; equal shapes give equal bytes.
     """
 
     num_layers: int = 3
@@ -67,16 +67,10 @@ FP32_SHAPE = DemoShape(num_layers=2)
 
 def make_demo_model(directory: Path, shape: DemoShape | None = None, dtype: str = "bf16") -> Path:
     """
-    Write the demo model, unless the same one exists already.
+    Write the demo model, unless the same one exists already; return its absolute directory.
 
-    Args:
-        directory: created if missing; replaced only if it holds a demo model.
-        shape: `None`: the default shape.
-        dtype: a key of `DTYPES`, in which engines compute; the weights are always stored as bf16,
-            which float32 represents exactly.
-
-    Returns:
-        The absolute directory, which vLLM and `sizing` read.
+    *dtype*, a key of `DTYPES`, is what engines compute in; the weights are stored as bf16, which
+    float32 represents exactly.
 
     Raises:
         InputError: the directory holds other files, or there is no such dtype.
@@ -236,7 +230,6 @@ def _write_weights(path: Path, shape: DemoShape, words: list[int]) -> None:
 
 
 def _feed_forward(shape: DemoShape) -> list[tuple[str, int, int, float]]:
-    """Return name, rows, columns and gain of each matrix of a layer's feed-forward."""
     hidden, ffn = shape.hidden_size, shape.ffn_size
     if not shape.num_experts:
         return [
@@ -259,12 +252,10 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _record(directory: Path, shape: DemoShape, dtype: str) -> bytes:
-    """Return what `HASH_FILE` holds if the files in *directory* are a model of this shape."""
     present = [directory / name for name in FILES if (directory / name).exists()]
     hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in present}
     return _json({"shape": asdict(shape), "dtype": dtype, "files": hashes})
 
 
 def _json(value: object) -> bytes:
-    """Return JSON; equal values give equal bytes."""
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import aiohttp
 import numpy as np
 
 from minicluster.contention import others_fraction
 from minicluster.errors import TargetFailed
-from serving.measurement.timing_client import TimedStream, TimingClient
+from minicluster.http_client.sse import DONE, EventParser
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,11 +24,127 @@ if TYPE_CHECKING:
 
     from minicluster.contention import CpuTimes
 
+
+FIRST_ID = 300
+"""First token id of prompts, beyond special tokens and single bytes."""
+
+STREAMED = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+
+
+@dataclass(slots=True)
+class TimedStream:
+    """
+    The times of one streamed completion, filled while it runs.
+
+    Attributes:
+        stamps: (monotonic time, tokens so far) of each chunk that brought tokens.
+        started: set at the first token.
+    """
+
+    sent_s: float = 0.0
+    stamps: list[tuple[float, int]] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from sending to the first token."""
+        return self.stamps[0][0] - self.sent_s
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+        return self.stamps[-1][1] if self.stamps else 0
+
+    def tokens_between(self, start_s: float, end_s: float) -> int:
+        """Tokens that arrived after *start_s* and not after *end_s*."""
+        arrived = [tokens for at, tokens in self.stamps if at <= end_s]
+        earlier = [tokens for at, tokens in self.stamps if at <= start_s]
+        return max(arrived, default=0) - max(earlier, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TimingClient:
+    """
+    A client that sends completions to one endpoint.
+
+    Its prompts, ids below *vocab_size*, are all different, so that no prefix cache is hit.
+    """
+
+    session: aiohttp.ClientSession
+    base_url: str
+    model: str
+    vocab_size: int
+    rng: np.random.Generator
+
+    async def stream(
+        self, input_tokens: int, output_tokens: int, into: TimedStream | None = None
+    ) -> TimedStream:
+        """
+        Stream one completion of exact lengths; *into* is filled meanwhile.
+
+        Raises:
+            TargetFailed: the endpoint answered an error, or ended the stream early.
+        """
+        url = f"{self.base_url}/v1/completions"
+        body = self._body(input_tokens, output_tokens) | STREAMED
+        stream = into or TimedStream()
+        stream.sent_s = time.monotonic()
+        async with self.session.post(url, json=body) as answer:
+            await _check(answer)
+            parser = EventParser()
+            async for received in answer.content.iter_any():
+                now = time.monotonic()
+                for event in parser.feed(received):
+                    tokens = 0 if event == DONE else _tokens(json.loads(event), url)
+                    if tokens > stream.tokens:
+                        stream.stamps.append((now, tokens))
+                        stream.started.set()
+        if stream.tokens != output_tokens:
+            raise TargetFailed(f"{url} sent {stream.tokens} of {output_tokens} tokens")
+        return stream
+
+    async def prefill(self, input_tokens: int) -> float:
+        """Return the seconds of one prompt through the prefill pool alone, there and back."""
+        url = f"{self.base_url}/internal/prefill"
+        sent = time.monotonic()
+        async with self.session.post(url, json=self._body(input_tokens, 1)) as answer:
+            await _check(answer)
+            await answer.read()
+        return time.monotonic() - sent
+
+    def _body(self, input_tokens: int, output_tokens: int) -> dict[str, Any]:
+        ids = self.rng.integers(FIRST_ID, self.vocab_size, size=input_tokens)
+        return {
+            "model": self.model,
+            "prompt": ids.tolist(),
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    if answer.status != HTTPStatus.OK:
+        text = (await answer.text())[:300]
+        raise TargetFailed(f"{answer.url} answered {answer.status}: {text}")
+
+
+def _tokens(chunk: dict[str, Any], url: str) -> int:
+    if "error" in chunk:
+        raise TargetFailed(f"{url}: {chunk['error'].get('message', chunk['error'])}")
+    return int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+
+
 PREFILL_TOKENS = (16, 48, 224, 512)
 """Prompt lengths; the demo's lie between them, so that its prediction interpolates."""
 
 PREFILL_PROMPTS = 12
+
 PREFILL_AT_ONCE = 4
+
 DECODE_POINTS = ((1, 16), (1, 384), (4, 16), (16, 16), (16, 384))
 """Batch and context; the largest batch is that of the deployment to measure."""
 
@@ -33,6 +152,7 @@ DECODE_LIMIT_TOKENS = 480
 """Most tokens of a stream; more than it generates before it is cancelled."""
 
 DECODE_WINDOW_S = 0.6
+
 DECODE_STEPS = 8
 """Least length of the window in which steps are counted, in seconds and in steps."""
 
@@ -43,7 +163,9 @@ SERVICE_CLIENTS = 16
 """Clients under load; more than decode holds, so that prefill always has the next prompt."""
 
 PATH_TOKENS = (16, 224)
+
 PATH_REPEATS = 4
+
 PATH_PAUSE_S = 0.2
 """Pause before each request, as on an idle cluster: cold caches, sleeping threads."""
 
@@ -54,6 +176,7 @@ FIRST_LIMIT_S = 600.0
 """Limit of the warm-up, before the machine's speed is known."""
 
 LIMIT_FACTOR = 10.0
+
 LEAST_LIMIT_S = 60.0
 """Limit of a point, as a multiple of its time at the slowest speed measured, and at least 60 s."""
 
@@ -78,14 +201,7 @@ GridPoints = tuple[GridPoint, ...]
 
 
 class GridStep(NamedTuple):
-    """
-    One point of the grid.
-
-    Attributes:
-        name: shown while it runs.
-        tokens: computed by the engines; limits and the time left are proportional to them.
-        run: times it.
-    """
+    """One point of the grid; limits and the time left are proportional to its *tokens*."""
 
     name: str
     tokens: int
@@ -117,14 +233,10 @@ async def time_grid(
     client: TimingClient, report: Callable[[str], None], clock: Callable[[], CpuTimes]
 ) -> GridPoints:
     """
-    Time every point of the grid.
+    Time every point of the grid; *report* receives a line for each.
 
-    A point disturbed by other processes is timed once more, and the less disturbed time counts.
-
-    Args:
-        client: of the running pair.
-        report: receives a line of text per point, with the seconds spent and left.
-        clock: processor time, which shows the share of other processes.
+    A point disturbed by other processes, as *clock* (processor time) shows, is timed once more, and
+    the less disturbed time counts.
 
     Raises:
         TargetFailed: a request failed, or a point took much longer than the others.
@@ -138,29 +250,28 @@ async def time_grid(
     rows: list[GridPoint] = []
     for number, step in enumerate(steps, 1):
         spent = time.monotonic() - warm
-        done = sum(each.tokens for each in steps[: number - 1])
-        left = spent / done * sum(each.tokens for each in steps[number - 1 :]) if done else 0.0
-        about = f", about {left:.0f} s left" if left else ""
+        done = sum(point.tokens for point in steps[: number - 1])
+        left_s = spent / done * sum(point.tokens for point in steps[number - 1 :]) if done else 0.0
+        about = f", about {left_s:.0f} s left" if left_s else ""
         report(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * slowest * step.tokens)
-        found, took_s = await _timed(client, step, limit_s, clock)
+        timed, took_s = await _timed(client, step, limit_s, clock)
         slowest = max(slowest, took_s / step.tokens)
-        if found[0].others_fraction > DISTURBED_FRACTION:
+        if timed[0].others_fraction > DISTURBED_FRACTION:
             again, _ = await _timed(client, step, limit_s, clock)
-            found = min(found, again, key=lambda rows: rows[0].others_fraction)
-        rows += found
+            timed = min(timed, again, key=lambda rows: rows[0].others_fraction)
+        rows += timed
     return tuple(rows)
 
 
 async def _timed(
     client: TimingClient, step: GridStep, limit_s: float, clock: Callable[[], CpuTimes]
 ) -> tuple[GridPoints, float]:
-    """Time one point; return its rows, with the share of other processes, and its seconds."""
     start = clock()
-    found = await _within(step.run(client), limit_s, step.name)
+    rows = await _within(step.run(client), limit_s, step.name)
     end = clock()
     others = others_fraction(start, end)
-    return tuple(replace(row, others_fraction=others) for row in found), end.at_s - start.at_s
+    return tuple(replace(row, others_fraction=others) for row in rows), end.at_s - start.at_s
 
 
 async def _within(timing: Awaitable[GridPoints], limit_s: float, what: str) -> GridPoints:
@@ -171,7 +282,6 @@ async def _within(timing: Awaitable[GridPoints], limit_s: float, what: str) -> G
 
 
 async def _warm_up(client: TimingClient) -> GridPoints:
-    """Run every shape once, because first calls allocate, connect and compile."""
     await asyncio.gather(*(client.stream(32, 16) for _ in range(WARM_UP_STREAMS)))
     for tokens in PATH_TOKENS:
         await client.stream(tokens, 4)
@@ -179,11 +289,11 @@ async def _warm_up(client: TimingClient) -> GridPoints:
 
 
 WARM_UP_STREAMS = 8
+
 WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_TOKENS)
 
 
 async def _prefill(client: TimingClient, *, tokens: int) -> GridPoints:
-    """Time a prompt in a prefill pool that always has the next one waiting."""
     done: list[float] = []
 
     async def run_client() -> None:
@@ -219,7 +329,7 @@ async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> Grid
     spans = np.array([(stream.stamps[0][0], stream.stamps[-1][0]) for stream in streams])
     clipped = np.clip(spans, start, end)
     held = float(np.sum(clipped[:, 1] - clipped[:, 0]) / (end - start))
-    stamps = np.array([at for each in streams for at, _ in each.stamps[1:] if start < at <= end])
+    stamps = np.array([at for timed in streams for at, _ in timed.stamps[1:] if start < at <= end])
     beside = ((spans[:, 0] < stamps[:, None]) & (stamps[:, None] <= spans[:, 1])).sum(axis=1)
     prefill = GridPoint(
         phase="prefill",
@@ -242,7 +352,6 @@ async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> Grid
 
 
 def _covered(spans: NDArray[np.float64]) -> float:
-    """Return the length of the union of *spans*, seconds."""
     covered_s, until_s = 0.0, -np.inf
     for start, end in spans[np.argsort(spans[:, 0])]:
         covered_s += max(0.0, end - max(start, until_s))
@@ -286,7 +395,6 @@ async def time_decode(client: TimingClient, *, batch: int, context: int) -> Grid
 
 
 async def _path(client: TimingClient, *, tokens: int) -> GridPoints:
-    """Time requests on an idle cluster: through the prefill pool alone, and through both."""
     prefill_only: list[float] = []
     whole: list[float] = []
     for _ in range(PATH_REPEATS):

@@ -43,8 +43,7 @@ class WindowMetrics:
 
     Attributes:
         requests: number of answered requests.
-        ttft_fraction: share of them within the TTFT limit.
-        tpot_fraction: share of them within the TPOT limit; 1 where there is no such limit.
+        ttft_fraction, tpot_fraction: share of them within the SLO's limit; 1 without one.
         prefill_queue_s: mean wait of a prompt before its prefill.
         tpot_s: mean time per output token.
     """
@@ -77,11 +76,6 @@ def advise(seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec) -> Advi
     The devices stay those of the plan: one pool gives what the other gets, and none goes below one
     replica. A pool gives only while its own SLO holds with room: prefill while its queue is short,
     decode while its mean TPOT, scaled by the replicas it loses, stays within the limit.
-
-    Args:
-        seen: the metrics of the window.
-        pools: `prefill` and `decode`, as they run.
-        slo: the limits.
     """
     now = {role: pool.replicas for role, pool in pools.items()}
     if seen.requests < MIN_REQUESTS:
@@ -102,7 +96,6 @@ def advise(seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec) -> Advi
 def _move(
     seen: WindowMetrics, pools: Mapping[str, Pool], slo: SloSpec, *, to: str
 ) -> tuple[dict[str, int] | None, str]:
-    """Return the replicas after *to* gets one more, if it may, and why or why not."""
     queue = seen.prefill_queue_s / slo.ttft_s
     if to == "prefill" and queue < LONG_QUEUE:
         return None, f", but prefill's queue takes only {queue:.0%} of the TTFT limit"
@@ -121,8 +114,8 @@ def _move(
 def moved_replicas(pools: Mapping[str, Pool], *, to: str, source: str) -> dict[str, int] | None:
     """Return the replicas after *to* gets one more from *source*; `None`: *source* has too few."""
     freed = math.ceil(pools[to].slicing.gpus / pools[source].slicing.gpus)
-    left = pools[source].replicas - freed
-    return {to: pools[to].replicas + 1, source: left} if left >= 1 else None
+    remaining = pools[source].replicas - freed
+    return {to: pools[to].replicas + 1, source: remaining} if remaining >= 1 else None
 
 
 LATENCIES = ("ttft", "tpot", PREFILL_QUEUE)
@@ -164,18 +157,18 @@ def read_histograms(text: str) -> Samples:
         TargetFailed: one is missing.
     """
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    found = {}
+    histograms = {}
     for latency in LATENCIES:
         family = families.get(METRIC.format(latency))
         if family is None:
             raise TargetFailed(f"/metrics has no {METRIC.format(latency)}")
         for sample in family.samples:
             suffix, bound = sample.name.removeprefix(family.name), float(sample.labels.get("le", 0))
-            found[latency, suffix, bound] = sample.value
+            histograms[latency, suffix, bound] = sample.value
     shed = families[SHED].samples if SHED in families else ()
     refused = sum(sample.value for sample in shed if sample.name == f"{SHED}_total")
-    found[OFFERED] = found["ttft", "_count", 0.0] + refused
-    return found
+    histograms[OFFERED] = histograms["ttft", "_count", 0.0] + refused
+    return histograms
 
 
 def offered_per_s(before: Samples, after: Samples, window_s: float) -> float:
@@ -197,7 +190,6 @@ def window_metrics(before: Samples, after: Samples, slo: SloSpec) -> WindowMetri
 
 
 def _within(seen: Samples, latency: str, limit_s: float) -> float:
-    """Return the share of observations up to the largest bound within the limit."""
     count = seen[latency, "_count", 0.0]
     if not count:
         return 1.0
@@ -234,16 +226,16 @@ def follow(
     """
     Decide and change without end, from the replicas that the first intervals allow.
 
-    Until a whole hold time has been measured the planned rate is taken for what is not known, so
+    Until a whole hold time has been measured the planned rate stands for what is not known, so
     that nothing is taken away too early.
 
     Args:
-        pools: of the plan.
-        replicas: by role, as they run.
+        pools: pools of the plan.
+        replicas: running replicas by role.
         rate: waits for the end of an interval and returns its requests/s.
         change: gives the pools so many replicas.
         held: intervals that decide together, see `held_intervals`.
-        margin: of the policy.
+        margin: as of the policy.
     """
     now = dict(replicas)
     rates = deque([pools[0].planned_requests_per_s] * held, maxlen=held)

@@ -67,7 +67,7 @@ class Site:
 
     Attributes:
         target: without the ports and the number of hosts, which the deployment finds out.
-        address: of an existing Ray cluster; `None`: one is started on this machine.
+        address: address of an existing Ray cluster; `None`: one is started on this machine.
         wait_s: longest wait for that cluster's nodes.
         tls: certificate and key of the endpoint; `None`: plain HTTP.
     """
@@ -101,11 +101,11 @@ def deploy(
     Args:
         served: what to start.
         site: where.
-        state: of a deployment that is new, or that runs on the same nodes and is updated in place:
-            Ray Serve keeps the replicas whose engines are the same.
-        record: writes the state; called before something is started or changed, so that whoever
-            reads the state finds all that there is to stop.
-        vocab_size: the probes' prompts hold ids below it.
+        state: state of a deployment that is new, or is updated in place on the same nodes: Ray
+            Serve keeps the replicas whose engines are the same.
+        record: writes the state, before anything is started or changed, so that whoever reads it
+            finds all that there is to stop.
+        vocab_size: bound of the token ids of probes.
         report: receives a line of text about each step.
 
     Raises:
@@ -171,7 +171,6 @@ def move_keys(environ: MutableMapping[str, str]) -> None:
 
 
 def _new_state(site: Site, nixl_port: int) -> State:
-    """Return the state of a deployment before its start, on a new cluster or on that of *site*."""
     state = State(
         cluster_id="",
         address=site.address or "",
@@ -222,14 +221,23 @@ def wait_until_running(served: ServedApp, logs: Path, report: Callable[[str], No
         app = running_app()
         if app.status == "RUNNING":
             return
-        found = {name: each for name, each in app.deployments.items() if name in names}
-        if app.status in FAILED and any(each.status in FAILED for each in found.values()):
-            message = "\n".join([*(each.message for each in found.values()), app.message])
+        deployments = {
+            name: deployment for name, deployment in app.deployments.items() if name in names
+        }
+        if app.status in FAILED and any(
+            deployment.status in FAILED for deployment in deployments.values()
+        ):
+            message = "\n".join(
+                [*(deployment.message for deployment in deployments.values()), app.message]
+            )
             raise TargetFailed(root_cause(logs, message, begun_s))
         if time.monotonic() > deadline:
             cause = root_cause(logs, "no error logged", begun_s)
             raise TargetFailed(f"not up after {START_LIMIT_S:.0f} s: {cause}")
-        up = {name: each.replica_states.get("RUNNING", 0) for name, each in found.items()}
+        up = {
+            name: deployment.replica_states.get("RUNNING", 0)
+            for name, deployment in deployments.items()
+        }
         counts = (
             f"{pool.prefix[:-1].lower()} {up.get(pool.name, 0)} of {pool.replicas}"
             for pool in served.pools
@@ -250,16 +258,14 @@ def bring_up(
     Check, compile and deploy; returns when ready.
 
     A failure or Ctrl-C leaves nothing behind of what this call has started or changed, and leaves
-    everything else as it was.
-
-    A plan for the same nodes as a running deployment to measure (`serving up deployment.json`)
-    updates it in place: engines with the same settings keep running.
+    everything else as it was. A plan for the same nodes as a running deployment to measure
+    (`serving up deployment.json`) updates it in place: engines with the same settings keep running.
 
     Args:
         deployment: what is to run.
         site: where.
         report: receives a line of text about each step.
-        plan: the plan behind the deployment, if there is one.
+        plan: plan behind the deployment, if there is one.
         before_start: called with the deployment after all checks, before a first start.
 
     Raises:
@@ -318,7 +324,6 @@ def record(state: State, deployment: Deployment, plan: Plan | None) -> None:
 
 
 def _running_here() -> State | None:
-    """Return what runs from this directory; the state of what has ended is removed."""
     running = read_state()
     if running is not None and is_gone(running):
         remove_state(running)
@@ -361,7 +366,6 @@ def _check(
 
 
 def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
-    """Return whether *running* is a deployment to measure on the same nodes and routing."""
     if running.planned or not running.ready or site.address not in {None, running.address}:
         return False
     measured = read_deployment(DEPLOYMENT)
@@ -395,10 +399,10 @@ def _live_nodes(
         if running is None:
             _refuse_another(site.address)
         while True:
-            found = [node for node in ray.nodes() if node["Alive"]]
-            missing = [*missing_nodes(deployment, tuple(node["Labels"] for node in found))]
+            alive = [node for node in ray.nodes() if node["Alive"]]
+            missing = [*missing_nodes(deployment, tuple(node["Labels"] for node in alive))]
             if not missing or time.monotonic() > deadline:
-                return found
+                return alive
             report(f"waiting for {len(missing)} node(s) of the cluster")
             time.sleep(1)
 
@@ -408,10 +412,7 @@ def take_down(state: State) -> bool:
     Stop what `serving up` started; on a foreign cluster, remove only our application.
 
     Answers under way may end first (`drain`). Where another directory has replaced the application,
-    that one stays.
-
-    Returns:
-        Whether anything was running; the record of what was not is removed as well.
+    that one stays. Returns whether anything was running; its record is removed in any case.
 
     Raises:
         InputError: it has been stopped, but its logs cannot be kept.
@@ -433,7 +434,6 @@ def take_down(state: State) -> bool:
 
 
 def _is_lost(state: State) -> bool:
-    """Return whether a foreign cluster of this machine has ended, or serves something else."""
     try:
         return is_replaced(state)
     except TargetFailed as error:
@@ -443,11 +443,10 @@ def _is_lost(state: State) -> bool:
 
 
 def _has_clients(base_url: str) -> bool:
-    """Return whether anything is connected to the endpoint on this machine."""
     port = urlsplit(base_url).port
     return any(
-        each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED
-        for each in psutil.net_connections("tcp")
+        connection.laddr.port == port and connection.status == psutil.CONN_ESTABLISHED
+        for connection in psutil.net_connections("tcp")
     )
 
 
@@ -491,14 +490,14 @@ def remove_application(address: str) -> bool:
     from serving.cluster.connection import connected  # noqa: PLC0415
 
     with connected(address):
-        found = APP in serve.status().applications
-        if found:
+        deployed = APP in serve.status().applications
+        if deployed:
             serve.delete(APP, _blocking=False)
         deadline = time.monotonic() + DRAIN_LIMIT_S
-        while APP in (left := serve.status().applications):
+        while APP in (applications := serve.status().applications):
             if time.monotonic() > deadline:
-                raise TargetFailed(f"{APP} is still {left[APP].status}; the state is kept")
+                raise TargetFailed(f"{APP} is still {applications[APP].status}; the state is kept")
             time.sleep(0.5)
-        if not left:
+        if not applications:
             serve.shutdown()
-    return found
+    return deployed

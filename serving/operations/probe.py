@@ -43,9 +43,9 @@ class Readiness:
     The result of the probes that follow a deployment.
 
     Attributes:
-        stalls: transfers that took longer than `STALL_S` before enough rounds in a row did not.
+        stalls: transfers longer than `STALL_S` before enough rounds in a row had none.
         handoff_s: slowest transfer of the last round, first decode step included.
-        ttft_s: of the streamed completion at the end; `None`: there was none.
+        ttft_s: time of the streamed completion at the end; `None`: there was none.
     """
 
     stalls: int
@@ -102,8 +102,7 @@ def probe_pairs(
     """
     Probe every pair of replicas until three rounds in a row went without a stall.
 
-    Returns:
-        What was found, and the limit of a further request, seconds.
+    Returns the result, and the limit of a further request, seconds.
 
     Raises:
         TargetFailed: a probe failed, or stalls do not end.
@@ -134,14 +133,12 @@ def probe_pairs(
 
 
 def _probes(served: ServedApp, pool: ServedPool) -> int:
-    """Return the number of probes of a replica of *pool*: one through each prefill replica."""
-    return sum(each.replicas for each in served.of("prefill")) if pool.role == "decode" else 1
+    return sum(prefill.replicas for prefill in served.of("prefill")) if pool.role == "decode" else 1
 
 
 def _round(
     served: ServedApp, server: ServedPool, vocab_size: int, rng: random.Random, limit_s: float
 ) -> list[RequestPhases]:
-    """Send one prompt over every path through the replicas of *server*."""
     probes = _probes(served, server)
     prompts = [[_prompt(vocab_size, rng) for _ in range(probes)] for _ in range(server.replicas)]
     waiting = iter(prompts)
@@ -195,7 +192,6 @@ def ask_replicas(
 
 
 def _message(error: Exception, limit_s: float) -> str:
-    """Return the error of a call without an answer, in one line."""
     if isinstance(error, TimeoutError):
         return f"nothing within {limit_s:.0f} s"
     return f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -209,12 +205,9 @@ def stream_completion(
     tls_cert: str = "",
 ) -> float:
     """
-    Stream a short completion from the endpoint, with *limit_s* for each part.
+    Stream a short completion, with *limit_s* for each part; return the seconds to the first token.
 
     By HTTPS, the certificate of *tls_cert* is trusted (`serving.api.tls.trusting`).
-
-    Returns:
-        Seconds to the first token.
 
     Raises:
         TargetFailed: no answer, an error, or a stream that ends early.

@@ -53,14 +53,10 @@ END_MARGIN_S = 30.0
 
 def refuse_changes(running: State, given: Mapping[str, object]) -> None:
     """
-    Refuse options of `serving up` that another plan for what runs cannot change.
-
-    Args:
-        running: the deployment.
-        given: options on the command line, by name.
+    Refuse options of `serving up` that differ from what runs, which another plan cannot change.
 
     Raises:
-        InputError: one of them differs from what runs.
+        InputError: *given*, options by name, has one.
     """
     at = urlsplit(running.base_url)
     kept = {
@@ -114,7 +110,7 @@ def replace_plan(
         deployment: what is to run.
         running: what runs, which `refuse_replacement` accepted.
         target: as *running*; ports, number of hosts and generation are found out.
-        plan: the plan behind the deployment, if there is one.
+        plan: plan behind the deployment, if there is one.
         report: receives a line of text about each step.
 
     Raises:
@@ -184,7 +180,6 @@ def _beside(deployment: Deployment, target: DeployTarget) -> DeployTarget:
 def _room(
     deployment: Deployment, running: State, target: DeployTarget, plan: Plan | None
 ) -> list[RayNode]:
-    """Return the raylets to start for the new replicas; refuse them if there is no room."""
     import ray  # noqa: PLC0415
 
     labels = tuple(node["Labels"] for node in ray.nodes() if node["Alive"])
@@ -203,18 +198,16 @@ def _room(
 
 
 def _is_free(running: State, node: RayNode) -> bool:
-    """Return whether the cluster has the devices of a planned raylet free."""
     kind = device_kind(running)
     free = sum(
         int(free.get(kind, 0))
-        for found, free in role_nodes(running, node.role)
-        if found["Labels"].get(NODE_LABEL) == node.node
+        for raylet, free in role_nodes(running, node.role)
+        if raylet["Labels"].get(NODE_LABEL) == node.node
     )
     return free >= len(node.cores or node.gpus)
 
 
 def _held(running: State, lacking: list[RayNode]) -> Iterator[str]:
-    """Yield why the devices of raylets cannot be had; on a CPU replicas may share cores."""
     cluster_id = cluster_id_of(running)
     taken = raylet_gpus(cluster_id) if cluster_id and running.target == "gpu" else set()
     for node in lacking:
@@ -226,7 +219,6 @@ def _held(running: State, lacking: list[RayNode]) -> Iterator[str]:
 
 
 def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) -> None:
-    """Start raylets in a cluster of ours."""
     if nodes:
         report(f"starting {len(nodes)} raylet(s)")
         token = token_file(running.address)
@@ -236,11 +228,10 @@ def _start(running: State, nodes: list[RayNode], report: Callable[[str], None]) 
 
 
 def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
-    """Return the deployments of the pools that serve, and the endpoint's settings."""
     from serving.cluster.serve_compat import running_deployment  # noqa: PLC0415
 
-    found = by_role(dict(running_app().deployments), running.generation)
-    names = [name for each in found.values() for name in each]
+    deployments = by_role(dict(running_app().deployments), running.generation)
+    names = [name for by_name in deployments.values() for name in by_name]
     settings: dict[str, Any] = running_deployment(APP, GATE).user_config
     return names, settings
 
@@ -248,7 +239,6 @@ def _serving(running: State) -> tuple[list[str], dict[str, Any]]:
 def _run_beside(
     served: ServedApp, former: Collection[str], running: State, report: Callable[[str], None]
 ) -> None:
-    """Start the new replicas beside the deployments *former*."""
     from serving.replicas.app import bind_pools, changed_app  # noqa: PLC0415
 
     run_application(changed_app(APP, former, bind_pools(served)))
@@ -273,7 +263,6 @@ def _probed(
 
 
 def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
-    """Have the endpoint serve by other settings, with deployments of *names*."""
     from serving.replicas.app import changed_app  # noqa: PLC0415
 
     run_application(changed_app(APP, names, (), settings))
@@ -285,12 +274,11 @@ def _switch(names: Collection[str], settings: dict[str, Any]) -> None:
 
 
 def _drain(former: dict[str, Any], report: Callable[[str], None]) -> None:
-    """Wait until no request is left at the former replicas, or their drain is over."""
     report("waiting for answers of the former replicas")
     with suppress(TargetFailed):  # an endpoint that has ended has no requests
-        left = _ask_endpoint(former["drain_s"] + END_MARGIN_S, "drain_former")
-        if left:
-            report(f"{left} answers have not ended in {former['drain_s']:g} s")
+        requests = _ask_endpoint(former["drain_s"] + END_MARGIN_S, "drain_former")
+        if requests:
+            report(f"{requests} answers have not ended in {former['drain_s']:g} s")
 
 
 def _keep(
@@ -305,7 +293,7 @@ def _keep(
     deadline = time.monotonic() + drain_s + END_MARGIN_S
     marks = tuple(f"{APP}#{name}#" for name in gone)
     while any(
-        mark in each["name"] for each in list_named_actors(all_namespaces=True) for mark in marks
+        mark in actor["name"] for actor in list_named_actors(all_namespaces=True) for mark in marks
     ):
         if time.monotonic() > deadline:
             raise TargetFailed(f"replicas of {', '.join(sorted(gone))} do not end")
@@ -315,17 +303,16 @@ def _keep(
 def _retire(
     running: State, roles: Collection[str], nodes: Collection[RayNode], *, kept: bool
 ) -> None:
-    """Stop the raylets of *roles* without a replica: all but new ones (*nodes*), or only those."""
     deadline = time.monotonic() + RELEASE_LIMIT_S
     while roles and time.monotonic() < deadline:
         for role in roles:
             retire(running, role)
-        found = [node for role in roles for node, _ in role_nodes(running, role)]
-        others = [node for node in found if "node:__internal_head__" not in node["Resources"]]
+        raylets = [node for role in roles for node, _ in role_nodes(running, role)]
+        others = [node for node in raylets if "node:__internal_head__" not in node["Resources"]]
         is_new = [
-            any(each.labels.items() <= node["Labels"].items() for each in nodes) for node in others
+            any(new.labels.items() <= node["Labels"].items() for new in nodes) for node in others
         ]
-        if all(each == kept for each in is_new):
+        if all(new == kept for new in is_new):
             return
         time.sleep(0.5)  # a device counts as free a moment after its replica has ended
 

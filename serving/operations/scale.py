@@ -44,10 +44,10 @@ def replica_changes(
         if (dp := now.pool(role).dp) > 1:
             raise InputError("scale", f"{role}, groups of {dp} engines", "dp 1 (plan again)")
     added = {role: replicas - now.pool(role).replicas for role, replicas in wanted.items()}
-    most = sum(pool.gpus for pool in planned.pools)
+    gpus = sum(pool.gpus for pool in planned.pools)
     after = sum(pool.slicing.gpus * wanted.get(pool.role, pool.replicas) for pool in now.pools)
-    if after > most:
-        raise InputError("scale", f"{after} devices", f"at most the plan's {most} (plan again)")
+    if after > gpus:
+        raise InputError("scale", f"{after} devices", f"at most the plan's {gpus} (plan again)")
     changed = sorted(filter(added.get, wanted), key=lambda role: added[role] > 0)
     return {role: wanted[role] for role in changed}
 
@@ -92,23 +92,21 @@ def scale(state: State, wanted: Mapping[str, int], report: Callable[[str], None]
 
 
 def _free(planned: Deployment, now: Deployment) -> list[tuple[str, int]]:
-    """Return node and number of the planned devices that no pool has now."""
     held = {device for pool in now.pools for device in devices(pool)}
     return [device for pool in planned.pools for device in devices(pool) if device not in held]
 
 
 def _remaining(state: State, pool: Pool, replicas: int) -> list[Place]:
-    """Return the places of the remaining replicas, which Serve chose, found by node and cores."""
     places = replica_places(pool)
     if state.target == SIMULATED:
         return places[:replicas]
-    found = [
+    kept = [
         sorted(
             (fact["labels"].get(NODE_LABEL), core) for worker in fact["cores"] for core in worker
         )
         for fact in cluster_status(state, facts=True).pool(pool.role).facts
     ]
-    stayed = [place for place in places if sorted(place) in found]
+    stayed = [place for place in places if sorted(place) in kept]
     return stayed if len(stayed) == replicas else places[:replicas]
 
 
@@ -123,10 +121,10 @@ def _with_places(pool: Pool, replicas: int, places: Sequence[Place]) -> Pool:
 
 
 def _by_node(place: Place) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    by_node: dict[str, list[int]] = {}
     for node, device in place:
-        found.setdefault(node, []).append(device)
-    return found
+        by_node.setdefault(node, []).append(device)
+    return by_node
 
 
 def _ensure_room(state: State, role: str, added: Place, report: Callable[[str], None]) -> None:
@@ -211,20 +209,19 @@ def _deployment_name(state: State, role: str) -> str:
 
     with connected(state.address):
         deployments = dict(running_app().deployments)
-    found = by_role(deployments, state.generation).get(role, {})
-    if len(found) != 1:
+    running = by_role(deployments, state.generation).get(role, {})
+    if len(running) != 1:
         raise NegativeAnswer(
-            f"{role} has {len(found)} deployments, one per domain; scale moves replicas inside one "
-            "domain only (plan again)"
+            f"{role} has {len(running)} deployments, one per domain; scale moves replicas inside "
+            "one domain only (plan again)"
         )
-    return next(iter(found))
+    return next(iter(running))
 
 
 def _record(
     state: State, planned: Deployment, now: Deployment, changed: Pool
 ) -> tuple[State, Deployment]:
-    """Record the deployment with a *changed* pool, for `verify` and `status`; return both."""
-    pools = tuple(changed if each.role == changed.role else each for each in now.pools)
+    pools = tuple(changed if former.role == changed.role else former for former in now.pools)
     now = replace(now, pools=pools)
     scaled = tuple(
         f"pools[{before.role}].replicas: {after.replicas} instead of {before.replicas} {SCALED}"

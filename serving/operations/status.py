@@ -29,10 +29,9 @@ class DeployedPool:
     The running part of a pool.
 
     Attributes:
-        replicas: running replicas.
         status: Ray Serve's status of its deployments, the worst if there are several.
-        facts: the settings of each running replica's engine (`AnswerEngine.facts`).
-        silent: the deployments whose replicas did not all report these in time.
+        facts: settings of each running replica's engine (`AnswerEngine.facts`).
+        silent: deployments whose replicas did not all report these in time.
         options: Ray Serve's options of each deployment, by name.
     """
 
@@ -140,32 +139,34 @@ def cluster_status(state: State, *, facts: bool = False) -> Deployed:
         options = deployment_options(APP) if facts and app is not None else {}
         pools = {}
         deployments = dict(app.deployments) if app is not None else {}
-        for role, found in by_role(deployments, state.generation).items():
-            running = {name: each.replica_states.get("RUNNING", 0) for name, each in found.items()}
-            statuses = {each.status.value for each in found.values()}
-            reported = {name: _facts(name) for name in found if facts and running[name]}
+        for role, by_name in by_role(deployments, state.generation).items():
+            running = {
+                name: deployment.replica_states.get("RUNNING", 0)
+                for name, deployment in by_name.items()
+            }
+            statuses = {deployment.status.value for deployment in by_name.values()}
+            reported = {name: _facts(name) for name in by_name if facts and running[name]}
             pools[role] = DeployedPool(
                 replicas=sum(running.values()),
                 status=min(statuses, key=WORST_FIRST.index),
-                facts=[fact for each in reported.values() for fact in each or ()],
-                silent=tuple(name for name, each in reported.items() if each is None),
-                options={name: options[name] for name in found if facts},
+                facts=[fact for deployment in reported.values() for fact in deployment or ()],
+                silent=tuple(name for name, deployment in reported.items() if deployment is None),
+                options={name: options[name] for name in by_name if facts},
             )
         return Deployed(pools=pools, answers=_answers(state))
 
 
 def by_role(deployments: dict[str, Any], generation: int) -> dict[str, dict[str, Any]]:
     """Return each role's deployments of one generation, one per domain, by name."""
-    found: dict[str, dict[str, Any]] = {}
+    roles: dict[str, dict[str, Any]] = {}
     for name, deployment in deployments.items():
         pool = POOL_NAME.match(name)
         if pool is not None and int(pool["generation"] or 1) == generation:
-            found.setdefault(pool["role"].lower(), {})[name] = deployment
-    return found
+            roles.setdefault(pool["role"].lower(), {})[name] = deployment
+    return roles
 
 
 def _facts(name: str) -> list[dict[str, Any]] | None:
-    """Return the engine settings of every replica of a deployment; `None`: not all answer."""
     # vLLM, which this imports, would log on stdout, which is for data.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -35,18 +35,18 @@ def differences(
     Returns:
         Every difference as `place: deployed X, planned Y`; none: it is as planned.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for pool in deployment.pools:
         running = deployed.pool(pool.role)
-        found += _pool(deployment, pool, running, target)
+        texts += _pool(deployment, pool, running, target)
         wanted = (bounds or {}).get(pool.role, {})
         for name, options in running.options.items():
-            found += [
+            texts += [
                 f"{name}.{option}: deployed {options.get(option)}, planned {value}"
                 for option, value in wanted.items()
                 if options.get(option) != value
             ]
-    return tuple(found)
+    return tuple(texts)
 
 
 def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str) -> Iterator[str]:
@@ -66,7 +66,6 @@ def _pool(deployment: Deployment, pool: Pool, running: DeployedPool, target: str
 
 
 def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[str]:
-    """Compare nodes and, on a CPU, the cores of each worker."""
     width = pool.tp * pool.pp * (pool.dp if target == SIMULATED else 1)
     planned_nodes = sorted(
         placement.node for placement in pool.placement for _ in range(len(placement.gpus) // width)
@@ -79,7 +78,9 @@ def _places(pool: Pool, facts: list[dict[str, Any]], target: str) -> Iterator[st
     if roles:
         yield f"{pool.role}.labels: deployed on nodes labelled {roles}, planned {pool.role}"
     if target == "cpu":
-        engines = [each for place in replica_places(pool) for each in engine_places(pool, place)]
+        engines = [
+            engine for place in replica_places(pool) for engine in engine_places(pool, place)
+        ]
         planned = sorted([[core] for _, core in place] for place in engines)
         bound = sorted(sorted(fact["cores"]) for fact in facts)
         if bound != planned:

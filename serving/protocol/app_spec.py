@@ -56,22 +56,19 @@ class RayNode:
     @property
     def labels(self) -> dict[str, str]:
         """Labels that the pool's replicas select it by."""
-        found = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
+        labels = {ROLE_LABEL: self.role, NODE_LABEL: self.node}
         if self.moved:
-            found[DEVICES_LABEL] = "_".join(map(str, self.cores or self.gpus))
+            labels[DEVICES_LABEL] = "_".join(map(str, self.cores or self.gpus))
         if self.generation > 1:
-            found[GENERATION_LABEL] = str(self.generation)
-        return found
+            labels[GENERATION_LABEL] = str(self.generation)
+        return labels
 
 
 def planned_cores(cores: str, rank: int, labels: Mapping[str, str]) -> str:
     """
-    Return the cores of one replica, its workers separated by `|`.
+    Return the cores of the replica of this *rank*, its workers separated by `|`.
 
-    Args:
-        cores: value of `CORES`.
-        rank: of the replica in its deployment.
-        labels: of its raylet; a moved raylet names its cores itself.
+    *cores* is the value of `CORES`; a moved raylet names its cores itself, in its *labels*.
     """
     if DEVICES_LABEL in labels:
         return labels[DEVICES_LABEL].replace("_", "|")
@@ -85,15 +82,13 @@ class SimulatedSettings:
     The simulated engines of one pool; seconds are the plan's.
 
     Attributes:
-        slowdown: seconds of the clock that each of them takes.
+        slowdown: clock seconds for each of them.
         limits: of each lane, or rank.
         lanes: batches of one replica, each with its own queue and KV cache.
-        ranks: of its group, each with one lane; 1: it is no group.
+        ranks: size of its group, each rank with one lane; 1: it is no group.
         lora: slots for adapters of each lane.
         path: the way to an engine, and of KV caches between two.
-        lease_s: for how long a prefill engine keeps a KV cache.
-        model: name at the endpoint.
-        adapters: names of LoRA adapters.
+        lease_s: time for which a prefill engine keeps a KV cache.
         source: directory of the model, which may hold a tokenizer.
         unasked_tokens: length of an answer that names none.
         facts: settings that the plan decides, as vLLM reports them.

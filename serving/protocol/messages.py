@@ -57,16 +57,15 @@ class Kind(IntEnum):
     What a frame is for.
 
     Attributes:
-        HELLO: of the listener: version and nonce; of the caller: these and its proof.
-        PROOF: of the listener, in answer.
-        CALL: the caller wants something: JSON with `method` and `arguments`.
+        HELLO: the listener's version and nonce; the caller's, and its proof.
+        PROOF: the listener's answer.
+        CALL, NOTICE: JSON with `method` and `arguments`; a notice wants no answer.
         RESULT: JSON, after which nothing comes of a call.
         BEGUN: JSON, after which `EVENTS` and an `END` come.
         EVENTS: server-sent events with tokens, as the client gets them.
-        END: JSON: what is left of a call that began, or why it failed, as `error`.
+        END: JSON: the rest of a call that began, or why it failed, as `error`.
         HOLD, GO_ON: the reader of a call's events is too slow; it has caught up.
         CANCEL: the caller wants no more of a call.
-        NOTICE: something that wants no answer: JSON as of a `CALL`.
         PING, PONG: the other side is alive.
     """
 
@@ -217,16 +216,16 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         """The response headers: whether and in how many whole seconds a retry may succeed."""
-        found = {}
+        headers = {}
         if self.status == 401:  # noqa: PLR2004
-            found["WWW-Authenticate"] = "Bearer"
+            headers["WWW-Authenticate"] = "Bearer"
         if self.code == "slo_unreachable":
-            found["X-Should-Retry"] = "false"
+            headers["X-Should-Retry"] = "false"
         if self.code == "stopping":
-            found["Connection"] = "close"
+            headers["Connection"] = "close"
         if self.retry_after_s is not None:
-            found["Retry-After"] = str(math.ceil(self.retry_after_s))
-        return found
+            headers["Retry-After"] = str(math.ceil(self.retry_after_s))
+        return headers
 
 
 class RequestRefused(Exception):
@@ -252,18 +251,17 @@ class RequestPhases:
     The phases of a request's time to first token, and the path that the request took.
 
     Attributes:
-        prefill_s: from the endpoint's first call to the prefill pool's answer: routing, queue,
-            prefill and failed attempts; 0 where decode computes the prompt, as planned.
-        decode_s: from there to the first token: the hand-off; where decode computes the prompt,
-            its queue and its prefill.
+        prefill_s: time from the endpoint's first call of the prefill pool to its answer: routing,
+            queue, prefill and failed attempts; 0 where decode computes the prompt, as planned.
+        decode_s: time from there to the first token.
         path: `remote`, `retried` (on a second replica, of prefill or of decode), `local` (decode
             computes the prompt, as planned) or `fallback-local` (decode computes it because no
             prefill replica answered, or its KV cache was lost on its way).
         reason: why the path is not plainly remote; one of few words, fit for a metric's label.
         prefill_replica: name of the replica that computed the prompt; empty: decode did.
         decode_replica: name of the replica that answers.
-        prefill_queue_s: the part of `prefill_s` spent waiting in the prefill engine, by its clock.
-        prefill_step_s: the part of `prefill_s` from being scheduled there to its token.
+        prefill_queue_s, prefill_step_s: parts of `prefill_s`: the wait inside the prefill engine,
+            and from being scheduled there to its token.
     """
 
     prefill_s: float
@@ -306,12 +304,11 @@ class RequestPhases:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelPlace:
     """
-    Where a process of the application takes calls (`serving.replicas.channels`).
+    Where a process of the application takes calls.
 
     Attributes:
-        host, port: of its listener.
         secret: hexadecimal; it comes through a call of Ray, which needs the cluster's token.
-        group: of replicas that step together, if it is one of those.
+        group: name of the replicas that it steps together with, if there are any.
     """
 
     host: str
@@ -342,10 +339,9 @@ class Prefilled:
     A prompt that a prefill engine has computed: where its KV cache is, and where the time went.
 
     Attributes:
-        kv_transfer_params: what decode fetches the KV cache with.
-        queue_s: waiting inside the engine.
-        step_s: inside the engine, from being scheduled to the token.
-        replica: its name.
+        kv_transfer_params: parameters with which decode fetches the KV cache.
+        queue_s, step_s: times in the engine: until it was scheduled, and from there to its token.
+        replica: name of the replica.
     """
 
     kv_transfer_params: dict[str, object]
@@ -356,33 +352,36 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemotePrefill:
+class PromptPath:
     """
-    A prompt that the prefill pool computed.
+    Where a prompt is computed.
 
     Attributes:
-        failures: reasons of the attempts before, as in `serving.protocol.messages`.
-        seconds: from the first call to the answer.
+        path, reason: as in `RequestPhases`.
+        seconds: time from the first call of the prefill pool until it answered or was given up.
+        prefilled: the pool's result; `None`: the answering replica computes the prompt.
     """
 
-    prefilled: Prefilled
-    failures: tuple[str, ...] = ()
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPrefill:
-    """
-    A prompt that the answering replica computes.
-
-    Attributes:
-        reason, path: as in `RequestPhases`.
-        seconds: from the first call of the prefill pool until it was given up.
-    """
-
-    reason: str
     path: str = "local"
+    reason: str = ""
     seconds: float = 0.0
+    prefilled: Prefilled | None = None
+
+    def phases(self, decode_s: float, replica: str, *, lost: bool = False) -> RequestPhases:
+        """Return the phases of an answer of *replica*; *lost*: its KV cache was, on its way."""
+        path, reason, done = self.path, self.reason, self.prefilled
+        if lost and done is not None:
+            path, reason, done = "fallback-local", PULL_FAILED, None
+        return RequestPhases(
+            prefill_s=self.seconds,
+            decode_s=decode_s,
+            path=path,
+            reason=reason,
+            decode_replica=replica,
+            prefill_replica=done.replica if done else "",
+            prefill_queue_s=done.queue_s if done else 0.0,
+            prefill_step_s=done.step_s if done else 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,8 +404,8 @@ class AnswerEnd:
     The end of a streamed answer.
 
     Attributes:
-        text: events that remain: usage, if its client asked for it, and `[DONE]`.
-        usage: the engine's token counts; `None`: it did not come so far.
+        text: remaining events: usage, if its client asked for it, and `[DONE]`.
+        usage: token counts of the engine; `None`: none came.
         error: why the answer broke off; `None`: it is complete.
     """
 
@@ -448,8 +447,8 @@ class Answer(Protocol):
 MESSAGES: dict[str, TypeAdapter[Any]] = {
     of.__name__: TypeAdapter(of)
     for of in (
-        *(ChannelPlace, FirstChunk, LocalPrefill, Prefilled, PrefillTiming, Refusal),
-        *(RemotePrefill, RequestPhases),
+        *(ChannelPlace, FirstChunk, Prefilled, PrefillTiming, PromptPath),
+        *(Refusal, RequestPhases),
     )
 }
 """Types of messages on a channel, by name; all else is plain data."""
@@ -467,17 +466,17 @@ def _plain(message: Any) -> dict[str, Any]:  # noqa: ANN401  (one of `MESSAGES`)
     name = type(message).__name__
     if name not in MESSAGES:
         raise TypeError(f"a {name} is not among what a channel carries")
-    return {NAME: name} | {each.name: getattr(message, each.name) for each in fields(message)}
+    return {NAME: name} | {
+        attribute.name: getattr(message, attribute.name) for attribute in fields(message)
+    }
 
 
 def message_in(plain: Any) -> Any:  # noqa: ANN401
     """
-    Return the message that `to_json` wrote; what is none is returned as it is.
+    Return the message that `to_json` wrote; other plain data is returned as it is.
 
-    Messages inside other plain data are not looked for: part of it may be a client's.
-
-    Raises:
-        ValueError: it is not as a message of its name.
+    Messages inside that are not looked for: part of it may be a client's. Raises ValueError for a
+    message that is not as its name says.
     """
     if not isinstance(plain, dict) or NAME not in plain:
         return plain
@@ -498,11 +497,10 @@ class Backend(Protocol):
         self, domain: str, kind: str, body: dict[str, Any], tried: list[Any] | None = None
     ) -> Refusal | Answer:
         """
-        Answer a request of *kind* (`chat` or `completions`) in a domain.
+        Answer a request of *kind* (`chat` or `completions`) in a domain, from its first token on.
 
-        *tried* has the replicas that failed to answer it, and gets the one that is called now.
-        Returns when the first token is there, or the whole answer. The events of streams have no
-        usage that their clients did not ask for.
+        *tried* has the replicas that failed to answer it, and gets the one that is called now. The
+        events of streams have no usage that their clients did not ask for.
 
         Raises:
             RequestRefused: no replica can take the request.
@@ -531,9 +529,9 @@ class PoolConfig:
         max_num_seqs: sequences that one replica decodes at once, all its copies together.
         max_num_batched_tokens: token budget of one step.
         kv_bytes: KV cache per GPU.
-        policy: how one of its replicas is chosen (`minicluster.routing`).
+        policy: choice of a replica (`minicluster.routing`).
         cached_tokens: prompt tokens that a replica's prefix cache has room for.
-        max_ongoing_requests: that a replica has at once; as many wait for each.
+        max_ongoing_requests: requests at a replica at once; as many wait for each.
     """
 
     role: str
@@ -579,13 +577,13 @@ class EndpointConfig:
     Attributes:
         slo: like the next four `None` for a deployment without a plan.
         confidence_fraction: probability that the SLO holds; `None`: not simulated.
-        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
+        tokens_per_step: mean tokens per sequence and decode step; above 1 with drafts.
         prefill_deadline_s: limit from the call of a prefill replica to its answer.
         kv_wait_deadline_s: limit from there to the first token.
-        pairing: per domain that answers, the prefill domains in the order in which to try them;
-            `()` in an aggregated plan.
+        pairing: prefill domains by domain that answers, in the order in which to try them; `()` in
+            an aggregated plan.
         adapters: names of LoRA adapters, which requests name as their model.
-        vocab_size: of the model; token ids of requests are below it.
+        vocab_size: bound of the token ids of requests.
         simulated: simulated engines, with whose seconds all times here are; `None`: real ones.
     """
 

@@ -65,13 +65,9 @@ def build_app(
     owner: str = "",
 ) -> Any:  # noqa: ANN401
     """
-    Return the application for `serve.run`.
+    Return the application for `serve.run`; *owner* is what `owner_of` returns of it.
 
-    Args:
-        served: what to run.
-        address: see `serving.replicas.ingress`, as for *tls*.
-        tls: certificate and key of the endpoint.
-        owner: what `owner_of` returns of it.
+    *address* and *tls*, the endpoint's certificate and key, are as in `serving.replicas.ingress`.
     """
     settings = endpoint_settings(served)
     variables = {
@@ -96,8 +92,8 @@ def build_app(
     ).bind(settings)
     if served.endpoint_hosts > 1:
         spread = {**options["ray_actor_options"], "resources": {}}
-        most = math.ceil(served.endpoints / served.endpoint_hosts)
-        options |= {"ray_actor_options": spread, "max_replicas_per_node": most}
+        per_host = math.ceil(served.endpoints / served.endpoint_hosts)
+        options |= {"ray_actor_options": spread, "max_replicas_per_node": per_host}
     ingress = serve.deployment(
         Ingress, name=INGRESS, num_replicas=served.endpoints, **options
     ).bind(
@@ -129,13 +125,8 @@ def changed_app(
     """
     Return a running application with other pools, for `serve.run`; needs a connection.
 
-    Ray Serve leaves the endpoint and the kept deployments as they run, and removes all others.
-
-    Args:
-        app: its name.
-        kept: names of the deployments to keep.
-        added: bound deployments.
-        settings: other ones for the gate and its endpoints.
+    Ray Serve leaves the endpoint and the *kept* deployments as they run, removes all others, and
+    starts *added*, bound ones. *settings* are other ones for the gate and its endpoints.
     """
     gate, ingress = running_deployment(app, GATE), running_deployment(app, INGRESS)
     if settings is not None:
@@ -143,8 +134,8 @@ def changed_app(
         gate = gate.options(user_config=settings, _init_args=(settings,), **options)
         ingress = ingress.options(**options)
     pools = [*(Application(running_deployment(app, name)) for name in kept), *added]
-    given = {**ingress.init_kwargs, "pools": [Application(gate), *pools]}
-    return Application(ingress.options(_init_kwargs=given))
+    arguments = {**ingress.init_kwargs, "pools": [Application(gate), *pools]}
+    return Application(ingress.options(_init_kwargs=arguments))
 
 
 def owner_of(app: str) -> str | None:

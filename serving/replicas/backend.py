@@ -19,9 +19,8 @@ from serving.protocol.messages import (
     AnswerEnd,
     EngineFailed,
     Kind,
-    LocalPrefill,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     RequestRefused,
     late,
 )
@@ -78,13 +77,13 @@ def may_be_short(body: Mapping[str, Any], threshold_tokens: int) -> bool:
     if isinstance(prompt, str):
         return len(prompt) <= threshold_tokens * MAX_TOKEN_BYTES
     messages = body.get("messages")
-    length = sum(len(str(each)) for each in messages) if isinstance(messages, list) else 0
+    length = sum(len(str(message)) for message in messages) if isinstance(messages, list) else 0
     return length <= threshold_tokens * MAX_TOKEN_BYTES
 
 
 def next_step(
     failures: Sequence[str], *, live: int | None, spent_s: float, config: EndpointConfig
-) -> PrefillAttempt | LocalPrefill | Refusal:
+) -> PrefillAttempt | PromptPath | Refusal:
     """
     Decide the next step of a request whose prompt is not computed yet.
 
@@ -94,7 +93,7 @@ def next_step(
 
     Args:
         failures: reasons of the attempts so far, `DIED` or `TIMEOUT`.
-        live: live prefill replicas; `None`: not known yet.
+        live: number of live prefill replicas; `None`: not known yet.
         spent_s: seconds since the first attempt began.
         config: deadline and fallback.
     """
@@ -107,9 +106,9 @@ def next_step(
     return PrefillAttempt(patience_s=left_s if last else left_s / 2, timeout_s=left_s)
 
 
-def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> LocalPrefill | Refusal:
+def _without_prefill(reason: str, spent_s: float, config: EndpointConfig) -> PromptPath | Refusal:
     if config.routing.fallback == "local":
-        return LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
+        return PromptPath(path="fallback-local", reason=reason, seconds=spent_s)
     return UNAVAILABLE.get(reason) or late(reason, config.prefill_deadline_s)
 
 
@@ -147,7 +146,7 @@ anew for each token, and the limit is for replicas that hang, not for slow ones.
 UNPLANNED_TOKEN_S = 1.0
 """The same limit, in seconds per token, where no plan names a pace."""
 
-AGGREGATED, SHORT = LocalPrefill(reason="aggregated"), LocalPrefill(reason="short")
+AGGREGATED = PromptPath(reason="aggregated")
 
 FACTS_LIMIT_S = 5.0
 
@@ -186,14 +185,7 @@ def event_limit_s(config: EndpointConfig) -> float:
 
 
 def whole_answer_limit_s(config: EndpointConfig, kind: str, body: Mapping[str, Any]) -> float:
-    """
-    Return how long an answer in one piece may take; sequences beyond the batch are in turns.
-
-    Args:
-        config: deadlines, SLO and batch size.
-        kind: `chat` or `completions`.
-        body: a request that `serving.request.validation.check` accepted.
-    """
+    """Return how long an answer in one piece may take; sequences beyond the batch are in turns."""
     token_s = UNPLANNED_TOKEN_S
     if config.slo is not None and config.prediction is not None:
         token_s = PACE_FACTOR * (config.slo.per_token_s or config.prediction.tpot.p99_s)
@@ -254,9 +246,9 @@ class ReplicaBackend:
         if body.get("stream") is not True or body.get("use_beam_search"):
             limit_s = whole_answer_limit_s(self._config, kind, body)
             too_late = late("answer-timeout", limit_s)
-        asked = {"kind": kind, "body": body, "prefill": prefill}
+        arguments = {"kind": kind, "body": body, "prefill": prefill}
         begun, call, leave = await _in_time(
-            self._begun(pool, "answer", asked, [] if tried is None else tried),
+            self._begun(pool, "answer", arguments, [] if tried is None else tried),
             limit_s - prefill.seconds,
             too_late,
         )
@@ -266,7 +258,7 @@ class ReplicaBackend:
         return ServedAnswer(begun, call, event_limit_s(self._config), leave)
 
     async def _begun(
-        self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]
+        self, pool: Pool, method: str, arguments: dict[str, Any], tried: list[str]
     ) -> tuple[Any, Call, Callable[..., None]]:
         """
         Call a method of one replica of a pool, none of *tried*, to which its name is appended.
@@ -274,11 +266,11 @@ class ReplicaBackend:
         Returns:
             The result, the call, and what gives its place back.
         """
-        seat = await self._seats.seat(pool, self._prompt(pool, asked), tried)
+        seat = await self._seats.seat(pool, self._prompt(pool, arguments), tried)
         leave = partial(self._seats.leave, pool, seat)
         tried.append(seat.replica)
         try:
-            call = self._seats.call(seat.replica, method, asked)
+            call = self._seats.call(seat.replica, method, arguments)
             try:
                 return await call.result, call, leave
             except BaseException:
@@ -288,51 +280,51 @@ class ReplicaBackend:
             leave()
             raise
 
-    def _prompt(self, pool: Pool, asked: Mapping[str, Any]) -> RoutedPrompt:
+    def _prompt(self, pool: Pool, arguments: Mapping[str, Any]) -> RoutedPrompt:
         role, _ = pool
         config = self._config.prefilling if role == "prefill" else self._config.answering
-        return routed_prompt(config.policy, asked["body"])
+        return routed_prompt(config.policy, arguments["body"])
 
-    async def _whole(self, pool: Pool, method: str, asked: dict[str, Any], tried: list[str]) -> Any:  # noqa: ANN401
-        """Return the result of a call that has no events."""
-        result, _, leave = await self._begun(pool, method, asked, tried)
+    async def _whole(
+        self, pool: Pool, method: str, arguments: dict[str, Any], tried: list[str]
+    ) -> Any:  # noqa: ANN401
+        result, _, leave = await self._begun(pool, method, arguments, tried)
         leave(answered=True)
         return result
 
     async def _prefilled(
         self, domain: str, kind: str, body: dict[str, Any]
-    ) -> RemotePrefill | LocalPrefill | Refusal:
-        """Choose the path of a request that is answered in *domain*; prefill if that is it."""
+    ) -> PromptPath | Refusal:
         if not self._config.split:
             return AGGREGATED
         local = must_be_local(body)
         threshold = self._config.routing.local_threshold_tokens
         if local is None and may_be_short(body, threshold):
-            asked, limit_s = {"kind": kind, "body": body}, self._config.prefill_deadline_s
-            counting = self._whole((self._answering, domain), "prompt_tokens", asked, [])
+            arguments, limit_s = {"kind": kind, "body": body}, self._config.prefill_deadline_s
+            counting = self._whole((self._answering, domain), "prompt_tokens", arguments, [])
             tokens = await _in_time(counting, limit_s, late(TIMEOUT, limit_s))
-            local = SHORT if tokens is not None and tokens <= threshold else None
+            local = "short" if tokens is not None and tokens <= threshold else None
         if local is not None:
-            return local
+            return PromptPath(reason=local)
         domains = self._config.pairing[domain]
         return await prefill_remotely(self, domains, kind, body, self._config)
 
     def live(self, domain: str) -> int | None:
-        """See `PrefillPool`."""
+        """Return the number of live prefill replicas in a domain; `None`: not known yet."""
         live = self._seats.live(("prefill", domain))
         return None if live is None else len(live)
 
     async def answered_within(self, domain: str, replica: str, age_s: float) -> bool:
-        """See `PrefillPool`."""
+        """Return whether a prefill replica has answered any request in the last *age_s*."""
         return await self._seats.answered_within(("prefill", domain), replica, age_s)
 
     async def call(
         self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
     ) -> Prefilled | Refusal:
-        """See `PrefillPool`."""
-        asked = {"kind": kind, "body": body}
+        """Prefill on one replica of a domain, none of *tried*, to which its name is appended."""
+        arguments = {"kind": kind, "body": body}
         answer: Prefilled | Refusal = await self._whole(
-            ("prefill", domain), "prefill", asked, tried
+            ("prefill", domain), "prefill", arguments, tried
         )
         return answer
 
@@ -381,8 +373,6 @@ class ReplicaBackend:
         return {role: rows for (role, _), rows in reversed(answers.items()) if rows}
 
     async def _ask_one_each(self, method: str, asked: dict[str, Any]) -> dict[Pool, Any]:
-        """Ask one replica of each pool; those that do not answer are left out."""
-
         async def ask(pool: Pool) -> Any:  # noqa: ANN401
             live = self._seats.live(pool)
             if not live:
@@ -399,15 +389,13 @@ class ReplicaBackend:
         return {pool: answer for pool, answer in by_pool if answer is not None}
 
 
-def _not_through_prefill(local: LocalPrefill) -> Refusal:
-    """Return the refusal to time a prompt that never goes through the prefill pool."""
-    param = PARAMS.get(local.reason, local.reason)
+def _not_through_prefill(reason: str) -> Refusal:
+    param = PARAMS.get(reason, reason)
     message = f"{param}: expected what the prefill pool computes: one prompt, for one plain answer."
     return Refusal(status=400, message=message, param=param, code="unsupported_value")
 
 
 async def _in_time(result: Awaitable[Any], limit_s: float, too_late: Refusal) -> Any:  # noqa: ANN401
-    """Return the result of a call; refuse the request if it does not come, or is *too_late*."""
     try:
         async with asyncio.timeout(limit_s):
             return await result
@@ -417,29 +405,8 @@ async def _in_time(result: Awaitable[Any], limit_s: float, too_late: Refusal) ->
         raise RequestRefused(NO_ANSWERING_REPLICA) from error
 
 
-class PrefillPool(Protocol):
-    """The prefill replicas, in domains."""
-
-    def live(self, domain: str) -> int | None:
-        """Return the number of replicas that can be called now; `None`: not known yet."""
-
-    async def answered_within(self, domain: str, replica: str, age_s: float) -> bool:
-        """Return whether a replica has answered any request in the last *age_s*."""
-
-    async def call(
-        self, domain: str, kind: str, body: dict[str, Any], tried: list[str]
-    ) -> Prefilled | Refusal:
-        """
-        Prefill on one replica of a domain, none of *tried*, to which its name is appended.
-
-        Cancelling this cancels the call.
-        """
-
-
 class _Attempts:
-    """The attempts of one request: those that failed, and the replicas tried."""
-
-    def __init__(self, pool: PrefillPool, kind: str, body: dict[str, Any]) -> None:
+    def __init__(self, pool: ReplicaBackend, kind: str, body: dict[str, Any]) -> None:
         self._pool = pool
         self._kind, self._body = kind, body
         self._tried: list[str] = []
@@ -477,34 +444,26 @@ class _Attempts:
 
 
 async def prefill_remotely(
-    pool: PrefillPool,
+    pool: ReplicaBackend,
     domains: Sequence[str],
     kind: str,
     body: dict[str, Any],
     config: EndpointConfig,
-) -> RemotePrefill | LocalPrefill | Refusal:
+) -> PromptPath | Refusal:
     """
-    Prefill a prompt, with the retries that `serving.protocol.messages` decides.
+    Prefill a prompt in one of *domains*, tried in this order, with the retries of `next_step`.
 
-    Args:
-        pool: the prefill replicas.
-        domains: where to try, in this order.
-        kind: `chat` or `completions`.
-        body: a request that `serving.request.validation.check` accepted.
-        config: deadlines and fallback.
-
-    Returns:
-        Where the KV cache is, or that decode computes the prompt, or the client's error.
+    Returns the path, which may be that decode computes the prompt, or the client's error.
     """
     begun_s = time.monotonic()
     attempts = _Attempts(pool, kind, body)
     domain: str | None = None
     while True:
-        live = {each: pool.live(each) for each in domains}
-        known = [count for count in live.values() if count is not None]
+        live = {candidate: pool.live(candidate) for candidate in domains}
+        counts = [count for count in live.values() if count is not None]
         step = next_step(
             attempts.failures,
-            live=sum(known) if len(known) == len(live) else None,
+            live=sum(counts) if len(counts) == len(live) else None,
             spent_s=time.monotonic() - begun_s,
             config=config,
         )
@@ -515,10 +474,12 @@ async def prefill_remotely(
         if isinstance(answer, Refusal):
             return answer
         if answer is not None:
-            return RemotePrefill(
-                prefilled=answer,
-                failures=tuple(attempts.failures),
+            reason = attempts.failures[-1] if attempts.failures else ""
+            return PromptPath(
+                path="retried" if reason else "remote",
+                reason=reason,
                 seconds=time.monotonic() - begun_s,
+                prefilled=answer,
             )
 
 

@@ -86,13 +86,10 @@ class CallListener:
         left: Callable[[object], None] = lambda _connection: None,
     ) -> None:
         """
-        Answer by *methods*; `listen` begins.
+        Answer calls by *methods*, by name, and take *notices*, in order; `listen` begins.
 
-        Args:
-            methods: what may be called, by name.
-            notices: what takes notices, by name; they are taken in order.
-            group: of replicas that step together; `None`: this one steps alone.
-            left: is told of each connection that has ended (`ServedCall.connection`).
+        *group* is that of replicas that step together; *left* is told of each connection
+        (`ServedCall.connection`) that has ended.
         """
         self.methods = methods
         self.notices = notices or {}
@@ -208,8 +205,6 @@ class ServedCall:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection of a caller, or of somebody who claims to be one."""
-
     transport: asyncio.Transport
 
     def __init__(self, listener: CallListener) -> None:
@@ -336,10 +331,9 @@ class _Connection(asyncio.Protocol):
 
 
 def _asked(payload: bytes, names: Mapping[str, Asked]) -> tuple[Asked, dict[str, Any]]:
-    """Return what a `CALL` or a `NOTICE` is for, and its arguments, or raise FrameError."""
     try:
-        asked = json.loads(payload)
-        return names[asked["method"]], asked["arguments"]
+        message = json.loads(payload)
+        return names[message["method"]], message["arguments"]
     except (ValueError, TypeError, KeyError) as error:
         raise FrameError(f"a call of nothing that is here: {error!r}") from None
 
@@ -385,8 +379,8 @@ class Call:
     One call of a process.
 
     Attributes:
-        result: what it returns, or what comes before events. Its errors are EngineFailed, where
-            the call failed there, and ChannelLostError.
+        result: result, or what comes before events. Its errors are EngineFailed, where the call
+            failed there, and ChannelLostError.
         streams: whether events come after the result.
     """
 
@@ -511,12 +505,12 @@ class Channel(asyncio.Protocol):
         if self.closed:
             call.lost(ChannelLostError(f"the connection to {self._name} has ended"))
             return call
-        asked = to_json({"method": method, "arguments": arguments})
-        if len(asked) > MOST_BYTES:  # it would end the connection, and all other calls on it
-            call.refuse(f"a call has {len(asked)} bytes; expected at most {MOST_BYTES}")
+        payload = to_json({"method": method, "arguments": arguments})
+        if len(payload) > MOST_BYTES:  # it would end the connection, and all other calls on it
+            call.refuse(f"a call has {len(payload)} bytes; expected at most {MOST_BYTES}")
             return call
         self._calls[number] = call
-        self.send(Kind.CALL, number, asked)
+        self.send(Kind.CALL, number, payload)
         return call
 
     def notify(self, method: str, arguments: dict[str, Any]) -> None:

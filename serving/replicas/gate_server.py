@@ -84,7 +84,7 @@ class _Plan:
 @dataclass(slots=True, eq=False)
 class _Endpoint:
     """
-    What one endpoint process has.
+    One endpoint process.
 
     Attributes:
         tell: sends it news.
@@ -130,8 +130,8 @@ class GateServer:
             *(self.leave, self.serves_by, self.ends),
         )
         self._listener = CallListener(
-            {each.__name__: each for each in called},
-            notices={each.__name__: each for each in noticed},
+            {method.__name__: method for method in called},
+            notices={method.__name__: method for method in noticed},
             left=self._left,
         )
         await self._listener.listen(
@@ -148,12 +148,9 @@ class GateServer:
 
     async def prepare(self, settings: dict[str, Any]) -> list[str]:
         """
-        Have *settings* ready to switch to: send a request through every domain.
+        Have *settings* ready to switch to: send a request through every domain; return what lacks.
 
         What lacks something is not kept: it may be asked for again, or its replicas removed.
-
-        Returns:
-            What is lacking; nothing: requests get through.
         """
         self._prepared = plan = self._ready_plan(settings)
         config = plan.config
@@ -194,7 +191,9 @@ class GateServer:
     async def drain_former(self) -> int:
         """Wait until requests of former plans have ended; return how many are left at the limit."""
         await self._until(
-            lambda: all({*each.plans} <= {self._plan.key} for each in self._endpoints.values())
+            lambda: all(
+                {*endpoint.plans} <= {self._plan.key} for endpoint in self._endpoints.values()
+            )
         )
         return sum(key != self._plan.key for key in self._tickets())
 
@@ -202,7 +201,7 @@ class GateServer:
         """Refuse new work, and let answers end; return how many are left at the limit."""
         self._draining = True
         self._tell()
-        await self._until(lambda: not any(each.plans for each in self._endpoints.values()))
+        await self._until(lambda: not any(endpoint.plans for endpoint in self._endpoints.values()))
         return len(self._tickets())
 
     async def __del__(self) -> None:
@@ -213,7 +212,7 @@ class GateServer:
     async def _end(self) -> None:
         """Wait for the last answers of endpoints that end; the others wait for another gate."""
         await asyncio.sleep(LEAVE_S)
-        await self._until(lambda: not any(each.ends for each in self._endpoints.values()))
+        await self._until(lambda: not any(endpoint.ends for endpoint in self._endpoints.values()))
 
     # What endpoints call.
 
@@ -226,28 +225,28 @@ class GateServer:
         seats: list[dict[str, Any]],
     ) -> None:
         """
-        Count an endpoint, with what it has under way.
+        Count an endpoint, with what it has under way; it may have been at a gate before.
 
         Args:
-            connection: of the endpoint.
-            plans: as in `_Endpoint`; the endpoint may have been at a gate before.
-            cache_secret: what the gate before gave it, which goes on; `None`: there was none.
+            connection: connection of the endpoint.
+            plans: as in `_Endpoint`.
+            cache_secret: secret of the gate before, which goes on; `None`: there was none.
             tickets: its requests, as of `admit`, with `domain` and `waiting` as of `Gate.resume`.
             seats: its places, as of `seat`, with the `replica`.
         """
         endpoint = self._endpoints[connection] = _Endpoint(plans=plans)
         self._cache_secret = cache_secret or self._cache_secret
-        for asked in tickets:
-            if (plan := self._plans.get(asked.pop("plan"))) is not None:
-                number, client = asked.pop("ticket"), KeyHolder(**asked.pop("client"))
-                size = RequestSize(**asked.pop("size"))
-                plan.gate.resume((connection, number), client, size, **asked)
+        for entry in tickets:
+            if (plan := self._plans.get(entry.pop("plan"))) is not None:
+                number, client = entry.pop("ticket"), KeyHolder(**entry.pop("client"))
+                size = RequestSize(**entry.pop("size"))
+                plan.gate.resume((connection, number), client, size, **entry)
                 endpoint.tickets[plan.key, number] = plan.gate
-        for asked in seats:
-            if (plan := self._plans.get(asked["plan"])) is not None:
-                pool, prompt = _pool_in(asked), _prompt_in(asked)
-                taken = plan.seats.take(pool, asked["replica"], prompt)
-                endpoint.seats[plan.key, asked["number"]] = plan.seats, pool, taken
+        for entry in seats:
+            if (plan := self._plans.get(entry["plan"])) is not None:
+                pool, prompt = _pool_in(entry), _prompt_in(entry)
+                taken = plan.seats.take(pool, entry["replica"], prompt)
+                endpoint.seats[plan.key, entry["number"]] = plan.seats, pool, taken
 
     async def news(self, call: ServedCall) -> None:
         """Tell an endpoint that has joined all news, as long as it is there."""
@@ -313,8 +312,8 @@ class GateServer:
         self, _call: ServedCall, plan: str, pool: list[str], replica: str, age_s: float
     ) -> bool:
         """See `Seats.answered_within`."""
-        found = self._plans.get(plan)
-        return found is not None and await found.seats.answered_within(
+        its_plan = self._plans.get(plan)
+        return its_plan is not None and await its_plan.seats.answered_within(
             _pool_in({"pool": pool}), replica, age_s
         )
 
@@ -380,11 +379,9 @@ class GateServer:
         return _Plan(settings, self._tell)
 
     def _tickets(self) -> list[str]:
-        """Return the plan of each request in flight."""
-        return [key for each in self._endpoints.values() for key, _ in each.tickets]
+        return [key for endpoint in self._endpoints.values() for key, _ in endpoint.tickets]
 
     def _left(self, connection: object) -> None:
-        """Give back what an endpoint had that is gone."""
         endpoint = self._endpoints.pop(connection, None)
         if endpoint is None:
             return
@@ -396,7 +393,6 @@ class GateServer:
         self._wake()
 
     def _state_of_all(self) -> dict[str, Any]:
-        """Return what endpoints have to know."""
         plans = [*([self._prepared] if self._prepared else []), *self._plans.values()]
         return {
             "settings": self._plan.settings,
@@ -435,9 +431,8 @@ class GateServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_former(self, plan: _Plan) -> None:
-        """Forget a plan once no endpoint ends requests by it any more."""
         await self._until(
-            lambda: not any(plan.key in each.plans for each in self._endpoints.values())
+            lambda: not any(plan.key in endpoint.plans for endpoint in self._endpoints.values())
         )
         if plan is not self._plan and self._plans.pop(plan.key, None) is not None:
             plan.seats.close()

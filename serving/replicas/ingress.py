@@ -135,7 +135,6 @@ class Ingress:
         return answer
 
     def _serve_by(self, news: dict[str, Any]) -> None:
-        """Serve by the plan of the gate's news from the next request on."""
         settings, draining = news["settings"], news["draining"]
         key = plan_key(settings)
         # A gate that had all drain may have died, and its successor has them serve again.
@@ -145,7 +144,6 @@ class Ingress:
             self._drain()
 
     def _begin(self, key: str, settings: dict[str, Any], cache_secret: bytes) -> None:
-        """Serve by a plan; requests by the former one end as they began."""
         config, gate = from_plain(settings["config"]), self._gate.by_plan(key)
         app = api_app(
             config,
@@ -165,7 +163,6 @@ class Ingress:
             self._server.allow(self._connections)
 
     def _drain(self) -> None:
-        """Refuse new work of the application, and tell the gate when the last has ended."""
         if self._app is None or self._refuses:
             return
         self._refuses = True
@@ -263,9 +260,9 @@ class GateConnection:
     The connection of this endpoint process to the gate, and those to all replicas.
 
     Attributes:
-        news: what the gate has told last.
+        news: last news of the gate.
         plans: those by which this process serves, or still ends requests; the last one serves.
-        channels: to the replicas.
+        channels: connections to the replicas.
     """
 
     def __init__(
@@ -275,12 +272,9 @@ class GateConnection:
         take: Callable[[News], None],
     ) -> None:
         """
-        Begin to connect.
+        Begin to connect to where *find* says that the gate takes calls.
 
-        Args:
-            find: returns where the gate takes calls.
-            tls: of all connections.
-            take: is given the gate's news, at first and whenever they change.
+        *take* is given the gate's news, at first and whenever they change.
         """
         self.news: News = {}
         self.plans: list[str] = []
@@ -334,7 +328,6 @@ class GateConnection:
             raise RequestRefused(NO_GATE) from error
 
     async def _answer(self, method: str, asked: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Return what the gate that has been joined answers; raises what `Call.result` raises."""
         channel = self._channel
         if channel is None:
             raise ChannelLostError("the gate was lost right after it was joined")
@@ -383,7 +376,6 @@ class GateConnection:
         """Take note that the gate is gone."""
 
     async def _keep(self) -> None:
-        """Join the gate, and join it again whenever it is lost."""
         while True:
             gone = asyncio.Event()
             try:
@@ -403,7 +395,7 @@ class GateConnection:
 
     async def _join(self, channel: Channel) -> None:
         """Tell the gate what is under way, and ask for its news; raises any error of the call."""
-        own = self._under_way.items()
+        under_way = self._under_way.items()
         # A notice, so that the gate takes those after it, of what ends meanwhile, after it.
         channel.notify(
             "joins",
@@ -411,9 +403,11 @@ class GateConnection:
                 "plans": self.plans,
                 "cache_secret": self.news.get("cache_secret"),
                 "tickets": [
-                    {"plan": key, **each} for key, of in own for each in of.tickets.values()
+                    {"plan": key, **entry} for key, of in under_way for entry in of.tickets.values()
                 ],
-                "seats": [{"plan": key, **each} for key, of in own for each in of.seats.values()],
+                "seats": [
+                    {"plan": key, **entry} for key, of in under_way for entry in of.seats.values()
+                ],
             },
         )
         call = channel.call("news", {})
@@ -453,16 +447,16 @@ class RemoteGate:
         self, ticket: int, client: KeyHolder, size: RequestSize, *, streamed: bool
     ) -> str | Refusal:
         """See `Tickets`."""
-        asked = {"ticket": ticket, "client": _plain_client(client), "size": asdict(size)}
+        arguments = {"ticket": ticket, "client": _plain_client(client), "size": asdict(size)}
         try:
             admitted: str | Refusal = await self._connection.ask(
-                "admit", plan=self._key, **asked, streamed=streamed
+                "admit", plan=self._key, **arguments, streamed=streamed
             )
         except BaseException:
             self._forget(ticket)
             raise
         if isinstance(admitted, str):
-            self._under_way.tickets[ticket] = {**asked, "domain": admitted, "waiting": streamed}
+            self._under_way.tickets[ticket] = {**arguments, "domain": admitted, "waiting": streamed}
         return admitted
 
     async def move(self, ticket: int) -> str:
@@ -515,15 +509,17 @@ class RemoteGate:
     async def seat(self, pool: Pool, prompt: RoutedPrompt, tried: Sequence[str]) -> Seat:
         """See `Seats`."""
         number = next(self.numbers)
-        asked = {"pool": pool, "prompt": prompt, "number": number}
+        arguments = {"pool": pool, "prompt": prompt, "number": number}
         try:
-            replica = await self._connection.ask("seat", plan=self._key, **asked, tried=[*tried])
+            replica = await self._connection.ask(
+                "seat", plan=self._key, **arguments, tried=[*tried]
+            )
         except BaseException:
             self._tell("leave", number=number)
             raise
         if replica is None:
             raise NoReplicaError
-        self._under_way.seats[number] = {**asked, "replica": replica}
+        self._under_way.seats[number] = {**arguments, "replica": replica}
         return Seat(replica, number)
 
     def leave(self, _pool: Pool, seat: Seat, *, answered: bool = False) -> None:
@@ -533,8 +529,8 @@ class RemoteGate:
 
     async def answered_within(self, pool: Pool, replica: str, age_s: float) -> bool:
         """See `Seats`."""
-        asked = {"pool": pool, "replica": replica, "age_s": age_s}
-        answered: bool = await self._connection.ask("answered_within", plan=self._key, **asked)
+        arguments = {"pool": pool, "replica": replica, "age_s": age_s}
+        answered: bool = await self._connection.ask("answered_within", plan=self._key, **arguments)
         return answered
 
     def live(self, pool: Pool) -> Sequence[str] | None:
@@ -554,7 +550,6 @@ class RemoteGate:
 
 
 def _plain_client(client: KeyHolder) -> dict[str, Any]:
-    """Return what the gate needs of a client."""
     return {
         "name": client.name,
         "requests_per_s": client.requests_per_s,

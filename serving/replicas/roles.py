@@ -19,13 +19,11 @@ from ray import serve
 from serving.cluster.serve_compat import call_replicas, live_replica_ids
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import (
-    PULL_FAILED,
     EngineFailed,
     FirstChunk,
-    LocalPrefill,
     PrefillTiming,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     RequestPhases,
     from_plain,
     late,
@@ -77,12 +75,7 @@ class AnswerEngine(Protocol):
         """
         Compute the KV cache of a request's prompt, and one token that is dropped.
 
-        Args:
-            request: of a prefill engine.
-            keep: for another engine to fetch it; else it is dropped.
-
-        Raises:
-            EngineFailed: the engine failed.
+        It is kept for another engine to fetch if *keep*; raises EngineFailed.
         """
 
     def died(self) -> bool:
@@ -125,7 +118,7 @@ class EventSplitter:
 
     Attributes:
         keeps_usage: whether the client gets the event with the usage.
-        usage: the engine's token counts; `None` until it reports them.
+        usage: token counts of the engine; `None` until it reports them.
         ending: events without a token so far, which the client gets at the end.
     """
 
@@ -171,7 +164,7 @@ blocks.
 POLL_S = 0.01
 """Interval at which an engine is asked for the first token of an answer in one piece."""
 
-PROBE = LocalPrefill(reason="probe")
+PROBE = PromptPath(reason="probe")
 
 PROBE_POLL_S = 0.1
 """Interval at which a probe looks whether the prefill replicas are known."""
@@ -242,6 +235,11 @@ class EngineServer:
         return await self.answers.kv_is_free()
 
 
+def replica_name() -> str:
+    """Return Ray Serve's name of this replica."""
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
 class PrefillRole(EngineServer):
     """Computes prompts, and keeps their KV caches until decode has fetched them."""
 
@@ -269,16 +267,7 @@ class PrefillRole(EngineServer):
             await asyncio.sleep(FETCH_POLL_S)
 
     async def prefill(self, kind: str, body: dict[str, Any]) -> Prefilled | Refusal:
-        """
-        Compute the KV cache of a prompt and keep it until decode has fetched it.
-
-        Args:
-            kind: `chat` or `completions`.
-            body: a request that `serving.request.validation.check` accepted.
-
-        Raises:
-            EngineFailed: the engine failed.
-        """
+        """Compute a prompt, and keep its KV cache for decode; raises EngineFailed."""
         request = self.answers.read(kind, body)
         if isinstance(request, Refusal):
             return request
@@ -286,7 +275,7 @@ class PrefillRole(EngineServer):
         self._kept_until_s = time.monotonic() + self._kv_deadline_s
         if isinstance(computed, Refusal):
             return computed
-        return replace(computed, replica=serve.get_replica_context().replica_id.unique_id)
+        return replace(computed, replica=replica_name())
 
     async def time_prefill(self, body: dict[str, Any]) -> PrefillTiming | Refusal:
         """Run a completion's prompt without handing its KV cache on, and time it."""
@@ -322,13 +311,9 @@ class PendingAnswer:
         in_flight: bool,
     ) -> None:
         """
-        Start it.
+        Start an engine's *stream*, whose KV cache may be *in_flight* from another replica.
 
-        Args:
-            stream: of the engine.
-            has_first_token: for an answer in one piece, whether its first token is there; `None`:
-                the answer is streamed.
-            in_flight: its KV cache comes from another replica.
+        *has_first_token* says so of an answer in one piece; `None`: it is streamed.
         """
         self.stream = stream
         self._has_first_token = has_first_token
@@ -377,46 +362,8 @@ class PendingAnswer:
         return self._first.done() or (seen is not None and seen())
 
     async def _poll(self, left_s: float | None) -> None:
-        """Wait until the next look; the answer goes on."""
         poll_s = left_s if self._has_first_token is None else min(POLL_S, left_s or POLL_S)
         await asyncio.wait({self._first}, timeout=poll_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EngineCall:
-    """A request as this server's engine gets it; `limit_s` is for the first token."""
-
-    request: Any
-    limit_s: float
-    prefill: RemotePrefill | LocalPrefill
-
-    def phases(self, decode_s: float, *, lost: bool = False) -> RequestPhases:
-        """Return the phases of the time to first token; *lost*: its KV cache was, on its way."""
-        here = serve.get_replica_context().replica_id.unique_id
-        prefill = self.prefill
-        if lost and isinstance(prefill, RemotePrefill):
-            prefill = LocalPrefill(
-                path="fallback-local", reason=PULL_FAILED, seconds=prefill.seconds
-            )
-        if isinstance(prefill, LocalPrefill):
-            return RequestPhases(
-                prefill_s=prefill.seconds,
-                decode_s=decode_s,
-                decode_replica=here,
-                path=prefill.path,
-                reason=prefill.reason,
-            )
-        failures, done = prefill.failures, prefill.prefilled
-        return RequestPhases(
-            prefill_s=prefill.seconds,
-            decode_s=decode_s,
-            decode_replica=here,
-            path="retried" if failures else "remote",
-            reason=failures[-1] if failures else "",
-            prefill_replica=done.replica,
-            prefill_queue_s=done.queue_s,
-            prefill_step_s=done.step_s,
-        )
 
 
 class AnswerRole(EngineServer):
@@ -435,13 +382,9 @@ class AnswerRole(EngineServer):
         self, call: ServedCall, kind: str, body: dict[str, Any], prefill: dict[str, Any]
     ) -> Refusal | FirstChunk | None:
         """
-        Answer a request.
+        Answer a checked request; *prefill*, a message, says where its prompt was computed.
 
-        Args:
-            call: gets the phases with the first events of a stream, then the others as they come.
-            kind: `chat` or `completions`.
-            body: a request that `serving.request.validation.check` accepted.
-            prefill: a message: where its prompt was computed, or that this server computes it.
+        *call* gets the phases with the first events of a stream, then the others as they come.
 
         Returns:
             A refusal, or the phases with the whole answer; `None`: it was streamed.
@@ -467,7 +410,7 @@ class AnswerRole(EngineServer):
             return None
 
     async def events(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self, kind: str, body: dict[str, Any], prefill: PromptPath
     ) -> AsyncGenerator[Any, None]:
         """
         Compute the answer of a request; errors as of `answer`, whose arguments these are.
@@ -476,20 +419,20 @@ class AnswerRole(EngineServer):
             A refusal; or the phases with the whole answer or with the first events of a stream,
             and then lists of events as they come.
         """
-        call = self._engine_call(kind, body, prefill)
-        if isinstance(call, Refusal):
-            yield call
+        request = self._engine_request(kind, body, prefill)
+        if isinstance(request, Refusal):
+            yield request
             return
-        seen = partial(self.answers.first_token_seen, call.request)
+        seen = partial(self.answers.first_token_seen, request)
         answer = PendingAnswer(
-            self.answers.answer(call.request),
-            has_first_token=None if call.request.stream else seen,
-            in_flight=isinstance(prefill, RemotePrefill),
+            self.answers.answer(request),
+            has_first_token=None if request.stream else seen,
+            in_flight=prefill.prefilled is not None,
         )
         try:
             started = time.perf_counter()
             try:
-                await answer.first_token(call.limit_s)
+                await answer.first_token(self._first_token_limit_s(body, prefill))
             except TimeoutError:
                 yield late("kv-wait-timeout", self._config.kv_wait_deadline_s)
                 return
@@ -498,8 +441,8 @@ class AnswerRole(EngineServer):
             if isinstance(first, Refusal):
                 yield first
                 return
-            lost = self.answers.pull_failed(call.request)
-            yield call.phases(first_token_s, lost=lost), first
+            lost = self.answers.pull_failed(request)
+            yield prefill.phases(first_token_s, replica_name(), lost=lost), first
             async for item in answer.stream:
                 if isinstance(item, Refusal):
                     raise EngineFailed(item.message)  # noqa: TRY301  (closed as any failure)
@@ -516,21 +459,19 @@ class AnswerRole(EngineServer):
             self._closing[closing] = answer
             closing.add_done_callback(self._closing.pop)
 
-    def _engine_call(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
-    ) -> _EngineCall | Refusal:
-        config = self._config
+    def _engine_request(self, kind: str, body: dict[str, Any], prefill: PromptPath) -> Any:  # noqa: ANN401
         request = self.answers.read(kind, body)
-        if isinstance(request, Refusal):
+        if isinstance(request, Refusal) or prefill.prefilled is None:
             return request
-        if isinstance(prefill, RemotePrefill):
-            request = self.answers.for_decode(request, prefill.prefilled)
-            limit_s = config.kv_wait_deadline_s
-        elif body.get("use_beam_search"):
-            limit_s = math.inf  # its first token is its last: the endpoint's limit applies
-        else:
-            limit_s = config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
-        return _EngineCall(request=request, limit_s=limit_s, prefill=prefill)
+        return self.answers.for_decode(request, prefill.prefilled)
+
+    def _first_token_limit_s(self, body: dict[str, Any], prefill: PromptPath) -> float:
+        config = self._config
+        if prefill.prefilled is not None:
+            return config.kv_wait_deadline_s
+        if body.get("use_beam_search"):
+            return math.inf  # its first token is its last: the endpoint's limit applies
+        return config.prefill_deadline_s + config.kv_wait_deadline_s - prefill.seconds
 
     async def prompt_tokens(self, kind: str, body: dict[str, Any]) -> int | None:
         """Return the tokens of a request's prompt; `None`: the engine refuses the request."""
@@ -541,12 +482,9 @@ class AnswerRole(EngineServer):
 
     async def probe(self, prompts: list[list[int]], prefill: Sequence[Any]) -> list[RequestPhases]:
         """
-        Run one prompt through each prefill replica and this one.
+        Run one prompt through each prefill replica (handles of their pools) and this one.
 
-        Args:
-            prompts: one for each prefill replica, all different, because a cached prompt is not
-                fetched; without any prefill replica, one.
-            prefill: handles of the prefill pools.
+        The prompts differ, because a cached one is not fetched; without prefill there is one.
 
         Raises:
             RuntimeError: a replica refused its prompt.
@@ -554,34 +492,34 @@ class AnswerRole(EngineServer):
         bodies = [{"prompt": prompt, "max_tokens": 2} for prompt in prompts]
         waiting = iter(bodies)
         started = time.perf_counter()
-        places: list[RemotePrefill | LocalPrefill] = []
+        places: list[PromptPath] = []
         for handle in prefill:
             while live_replica_ids(handle) is None:  # noqa: ASYNC110  (there is no event for it)
                 await asyncio.sleep(PROBE_POLL_S)
             calls = call_replicas(handle, "prefill", lambda: ["completions", next(waiting)])
             answers = await asyncio.gather(*calls)
-            failed = [each for each in answers if isinstance(each, Refusal)]
+            failed = [pair for pair in answers if isinstance(pair, Refusal)]
             if failed:
                 raise RuntimeError(f"a prefill replica refused its probe: {failed[0].message}")
             seconds = time.perf_counter() - started
-            places += [RemotePrefill(prefilled=each, seconds=seconds) for each in answers]
+            places += [
+                PromptPath(path="remote", prefilled=answer, seconds=seconds) for answer in answers
+            ]
         places = places or [PROBE]
         if len(places) != len(bodies):
             raise RuntimeError(f"{len(places)} of {len(bodies)} prefill replicas answered")
-        return [await self._probed(*each) for each in zip(bodies, places, strict=True)]
+        return [await self._probed(*pair) for pair in zip(bodies, places, strict=True)]
 
-    async def _probed(
-        self, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
-    ) -> RequestPhases:
+    async def _probed(self, body: dict[str, Any], prefill: PromptPath) -> RequestPhases:
         """Return the phases of a whole answer; all of it counts as its first token."""
-        call = self._engine_call("completions", body, prefill)
-        if isinstance(call, Refusal):
-            raise RuntimeError(call.message)  # noqa: TRY004  (an answer, not a wrong argument)
+        request = self._engine_request("completions", body, prefill)
+        if isinstance(request, Refusal):
+            raise RuntimeError(request.message)  # noqa: TRY004  (an answer, not a wrong argument)
         started = time.perf_counter()
-        answer = await anext(self.answers.answer(call.request))
+        answer = await anext(self.answers.answer(request))
         if isinstance(answer, Refusal):
             raise RuntimeError(answer.message)  # noqa: TRY004
-        return call.phases(time.perf_counter() - started)
+        return prefill.phases(time.perf_counter() - started, replica_name())
 
     async def check_health(self) -> None:
         """Fail Ray Serve's health check, which replaces this replica, if KV transfers are lost."""

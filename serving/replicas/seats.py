@@ -89,8 +89,8 @@ class Channels:
                 self._changed()
 
     def _ready(self, name: str, channel: Channel) -> None:
-        known = self.connected.get(name) is channel
-        if not known and self._open.get(name) is channel and name in self._places:
+        connected = self.connected.get(name) is channel
+        if not connected and self._open.get(name) is channel and name in self._places:
             self.connected[name] = channel
             self._changed()
 
@@ -161,14 +161,7 @@ class ReplicaPool:
     def __init__(
         self, config: PoolConfig, rng: Rng | None = None, *, replicas: int | None = None
     ) -> None:
-        """
-        Start without replicas.
-
-        Args:
-            config: of the pool.
-            rng: what the policy draws from.
-            replicas: their planned number; `None`: that of all domains.
-        """
+        """Start without replicas, of which *replicas* are planned, by default as in all domains."""
         planned = sum(config.replicas.values()) if replicas is None else replicas
         self._policy = find_policy(config.policy)
         self._index = PrefixIndex(config.cached_tokens // BLOCK_TOKENS, BLOCK_TOKENS)
@@ -268,7 +261,6 @@ class ReplicaPool:
         return [name for name in untried if replicas[name].requests < self._most_requests]
 
     def _let_in(self) -> None:
-        """Give the places that are free to those that wait, in the order in which they came."""
         kept: deque[_Waiting] = deque()
         while self._waiting and self._with_room(()):
             first = self._waiting.popleft()
@@ -283,13 +275,13 @@ class ReplicaPool:
 
     def _seated(self, candidates: list[str], prompt: RoutedPrompt) -> Seat:
         assert self._replicas is not None  # noqa: S101  (for the type checker)
-        own = [replica.load for replica in self._replicas.values()]
+        own_loads = [replica.load for replica in self._replicas.values()]
         more: list[float] | None = None
         if self._policy.by_prefix:
             more = [self._index.uncached_tokens(name, *prompt) for name in self._replicas]
         # Replicas that are no candidates count in their groups.
         groups = [replica.group for replica in self._replicas.values()]
-        by_name = dict(zip(self._replicas, loads_in_groups(own, groups, more), strict=True))
+        by_name = dict(zip(self._replicas, loads_in_groups(own_loads, groups, more), strict=True))
         loads = [by_name[name] for name in candidates]
         best = self._policy.choose(loads, self._rng, self._turn)
         self._turn += 1
@@ -297,8 +289,6 @@ class ReplicaPool:
 
 
 class _Waiting:
-    """A request that waits until a replica takes it."""
-
     def __init__(self, prompt: RoutedPrompt, tried: Collection[str]) -> None:
         self.prompt, self.tried = prompt, tried
         self.seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
@@ -332,9 +322,6 @@ class ReplicaWatch:
     at once, and one that drains as soon as Serve knows. Serve's handles know their replicas also
     while its controller restarts. One of Serve's that has several engines, the ranks of a simulated
     group, is as many replicas here.
-
-    Attributes:
-        channels: the connections.
     """
 
     def __init__(
@@ -381,7 +368,6 @@ class ReplicaWatch:
             await asyncio.sleep(POLL_S)
 
     def _look(self, pool: Pool, handle: Any) -> None:  # noqa: ANN401
-        """Take what one of Ray Serve's handles says, and ask new replicas for their places."""
         named = live_replica_ids(handle)
         if named is None or named == self._named.get(pool):
             return
@@ -391,7 +377,6 @@ class ReplicaWatch:
         self._arrange()
 
     async def _ask(self, handle: Any, name: str) -> None:  # noqa: ANN401
-        """Ask a replica for its place until it answers, or is gone."""
         while any(name in named for named in self._named.values()):
             try:
                 async with asyncio.timeout(ASK_S):
@@ -404,7 +389,6 @@ class ReplicaWatch:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Connect to the replicas that are named and have said where they are."""
         named = frozenset[str]().union(*self._named.values())
         self._known = {name: places for name, places in self._known.items() if name in named}
         self.channels.expect(self._places(named))
@@ -412,12 +396,12 @@ class ReplicaWatch:
 
     def _places(self, named: frozenset[str]) -> dict[str, ChannelPlace]:
         """Return where the engines of Serve's replicas are, by names of their own."""
-        found = {}
+        places_by_name = {}
         for name in sorted(named & self._known.keys()):
             places = self._known[name]
             for rank, place in enumerate(places):
-                found[name if len(places) == 1 else f"{name}:{rank}"] = place
-        return found
+                places_by_name[name if len(places) == 1 else f"{name}:{rank}"] = place
+        return places_by_name
 
     def _changed(self) -> None:
         self._tell(self)

@@ -13,9 +13,9 @@ from ray import serve
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
-from serving.protocol.messages import EngineFailed, LocalPrefill, Prefilled, message_in
+from serving.protocol.messages import EngineFailed, Prefilled, message_in
 from serving.replicas.channels import CallListener, Channel, whole
-from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole
+from serving.replicas.roles import AnswerRole, EngineServer, PrefillRole, replica_name
 from serving.simulated.answering import RANK, AnswerRules, SimulatedAnswers, read_tokenizer
 from serving.simulated.engine import EngineClock, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from serving.protocol.app_spec import SimulatedSettings
-    from serving.protocol.messages import RemotePrefill
+    from serving.protocol.messages import PromptPath
     from serving.replicas.channels import Method, ServedCall
 
 FETCH_LIMIT_S = 5.0
@@ -78,7 +78,7 @@ class SimulatedServer(EngineServer):
         return [
             CallListener(
                 {name: _at_rank(rank, method) for name, method in self.called().items()},
-                group=_name(),
+                group=replica_name(),
             )
             for rank in range(ranks)
         ]
@@ -94,21 +94,18 @@ class SimulatedServer(EngineServer):
 
     async def inside(self) -> dict[str, Any]:
         """Return name and process of this replica, and what its engine has inside."""
-        return {"replica": _name(), "pid": os.getpid()} | asdict(self._engine.load())
+        return {"replica": replica_name(), "pid": os.getpid()} | asdict(self._engine.load())
 
     async def fault(
         self, kind: str, value: float = 1.0, *, replicas: Collection[str] | None = None
     ) -> None:
         """
-        Let something go wrong; for tests of what then happens.
+        Let something go wrong, here or at some *replicas* by name; for tests of what then happens.
 
-        Args:
-            kind: `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`.
-            value: seconds of a freeze, the factor of slow steps (1: as planned), or the number of
-                pulls that fail and streams that break after their first token.
-            replicas: names of those that it is for, where all are called; `None`: this one.
+        *kind* is `die`, `exit`, `fail-pulls`, `freeze`, `lose-streams` or `slow`; *value* has
+        seconds of a freeze, the factor of slow steps, or the number of pulls or streams that fail.
         """
-        if replicas is not None and _name() not in replicas:
+        if replicas is not None and replica_name() not in replicas:
             return
         if kind == "exit":
             os._exit(1)
@@ -127,17 +124,11 @@ class SimulatedServer(EngineServer):
 
 
 def _at_rank(rank: int, method: Method) -> Method:
-    """Return *method* as it is called at a rank."""
-
     async def at_rank(call: ServedCall, **arguments: Any) -> object:  # noqa: ANN401
         RANK.set(rank)
         return await method(call, **arguments)
 
     return at_rank
-
-
-def _name() -> str:
-    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 class SimulatedPrefillServer(PrefillRole, SimulatedServer):
@@ -181,26 +172,25 @@ class SimulatedAnswerServer(AnswerRole, SimulatedServer):
             self._simulated.pull_by(KvSink(self._engine, self._fetch))
 
     async def events(
-        self, kind: str, body: dict[str, Any], prefill: RemotePrefill | LocalPrefill
+        self, kind: str, body: dict[str, Any], prefill: PromptPath
     ) -> AsyncGenerator[Any, None]:
         """Compute an answer as `AnswerRole.events` does."""
-        if isinstance(prefill, LocalPrefill):
+        if prefill.prefilled is None:
             await self.routed()
         async with aclosing(super().events(kind, body, prefill)) as items:
             async for item in items:
                 yield item
 
     async def _fetch(self, place: Mapping[str, Any], start_in_s: float) -> AgreedPull:
-        """Ask the prefill replica at *place*; raises any error if the KV cache is not there."""
         source = message_in(place["place"])
         channel = self._prefill.get(source.secret)
         if channel is None or channel.closed:
-            self._prefill = {of: each for of, each in self._prefill.items() if not each.closed}
+            self._prefill = {of: kept for of, kept in self._prefill.items() if not kept.closed}
             tls = channel_tls(os.environ, listens=False)
             channel = self._prefill[source.secret] = Channel(source, tls)
-        asked = {"key": place["key"], "start_in_s": start_in_s}
+        arguments = {"key": place["key"], "start_in_s": start_in_s}
         async with asyncio.timeout(FETCH_LIMIT_S):
-            held_s, arrives_s = await channel.call("fetch", asked).result
+            held_s, arrives_s = await channel.call("fetch", arguments).result
         return AgreedPull(held_s=held_s, arrives_s=arrives_s)
 
     async def __del__(self) -> None:

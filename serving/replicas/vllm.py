@@ -104,7 +104,7 @@ class VllmAnswers:
                 inputs = rendered if isinstance(rendered, list) else None
         except (ValueError, VLLMClientError):
             inputs = None  # the answer will report the error
-        return inputs and sum(server._extract_prompt_len(each) for each in inputs)  # noqa: SLF001
+        return inputs and sum(server._extract_prompt_len(prompt) for prompt in inputs)  # noqa: SLF001
 
     def for_decode(self, request: Any, prefilled: Prefilled) -> Any:  # noqa: ANN401
         """See `AnswerEngine`."""
@@ -173,8 +173,8 @@ class VllmAnswers:
     async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
         """See `AnswerEngine`."""
         core = self._client.engine_core
-        found: list[list[float]] = await core.call_utility_async(ASK, begin_unix_s, end_unix_s)
-        return found
+        rows: list[list[float]] = await core.call_utility_async(ASK, begin_unix_s, end_unix_s)
+        return rows
 
     def facts(self) -> dict[str, Any]:
         """See `AnswerEngine`."""
@@ -234,14 +234,14 @@ def _name(request: Any) -> str:  # noqa: ANN401
 def worker_cores(replica: int) -> list[list[int]]:
     """Return the cores that each vLLM worker below the process *replica* is bound to."""
     below = psutil.Process(replica).children(recursive=True)
-    found = []
+    cores = []
     for process in sorted(below, key=lambda each: each.pid):
         with suppress(psutil.NoSuchProcess):  # other child processes start and end
             # The kernel cuts names at 15 characters; vLLM calls its workers VLLM::Worker,
             # VLLM::Worker_TP0 and so on.
             if process.name().startswith("VLLM::Worker"):
-                found.append(sorted(process.cpu_affinity()))
-    return found
+                cores.append(sorted(process.cpu_affinity()))
+    return cores
 
 
 def engine_request(kind: str, body: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -84,12 +84,12 @@ def count_recomputed_prompts() -> None:
     update = Scheduler._update_requests_with_invalid_blocks  # noqa: SLF001
 
     def corrected(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        found = update(self, *args, **kwargs)
-        for name in found[0]:
+        updated = update(self, *args, **kwargs)
+        for name in updated[0]:
             request = self.requests[name]
             if request.prefill_stats is not None:
                 request.prefill_stats.set(request.num_prompt_tokens, request.num_computed_tokens, 0)
-        return found
+        return updated
 
     Scheduler._update_requests_with_invalid_blocks = corrected  # noqa: SLF001
 
@@ -147,7 +147,6 @@ def _watch_parent(replica: int) -> None:
 
 
 def _no_nodes(_platform: type) -> list[list[int]]:
-    """Replace `CpuPlatform.discover_numa_topology`."""
     return []
 
 
@@ -314,7 +313,7 @@ def _all_gatherv(
 ) -> torch.Tensor | list[torch.Tensor]:
     """Gather the rows of all ranks, of which *sizes* has the numbers, padded to the most on one."""
     if isinstance(given, list):
-        return [_all_gatherv(self, each, dim, sizes) for each in given]
+        return [_all_gatherv(self, part, dim, sizes) for part in given]
     sizes = sizes or [given.shape[0]] * self.world_size
     padded = given.new_zeros((max(sizes), *given.shape[1:]))
     padded[: given.shape[0]] = given
@@ -330,5 +329,5 @@ def _reduce_scatterv(
 ) -> torch.Tensor:
     """Return this rank's rows of the sum over all ranks; *sizes* has the number of each rank's."""
     summed = self.all_reduce(given.contiguous())
-    each = sizes or [summed.shape[0] // self.world_size] * self.world_size
-    return summed.split(each)[self.rank_in_group].contiguous()
+    rows = sizes or [summed.shape[0] // self.world_size] * self.world_size
+    return summed.split(rows)[self.rank_in_group].contiguous()

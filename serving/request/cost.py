@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import InputError
 from minicluster.plan import step_time
-from serving.protocol.messages import LocalPrefill, refuse
+from serving.protocol.messages import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +25,13 @@ if TYPE_CHECKING:
     from serving.protocol.messages import EndpointConfig
 
 
-def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
+def must_be_local(body: Mapping[str, Any]) -> str | None:
     """
     Return why decode has to compute the prompt itself; `None`: prefill may.
 
     A KV cache can be fetched only once, so several answers cannot share one; log-probabilities of
     the prompt need its logits, which stay where they were computed (vllm #50792: asking decode for
     them stops it).
-
-    Args:
-        body: a request that `serving.request.validation.check` accepted.
     """
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
@@ -45,7 +42,7 @@ def must_be_local(body: Mapping[str, Any]) -> LocalPrefill | None:
         "prompt-logprobs": body.get("prompt_logprobs") is not None,
         "echo": bool(body.get("echo")),
     }
-    return next((LocalPrefill(reason=reason) for reason, holds in reasons.items() if holds), None)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def engine_request_id(body: Mapping[str, Any]) -> str:
@@ -141,11 +138,11 @@ class TokenCounts:
         weight = SHORT_BYTES / (SHORT_BYTES + size_bytes)
         off = weight * (tokens - TOKENS_PER_BYTE * size_bytes)
         new = (weight, weight * size_bytes, weight * size_bytes**2, off, off * size_bytes)
-        self._sums = [KEPT * known + more for known, more in zip(self._sums, new, strict=True)]
+        self._sums = [KEPT * former + more for former, more in zip(self._sums, new, strict=True)]
 
     def discount(self) -> None:
         """Move towards the prior, after a text was refused for its estimated length."""
-        self._sums = [KEPT_AFTER_REFUSAL * known for known in self._sums]
+        self._sums = [KEPT_AFTER_REFUSAL * former for former in self._sums]
 
     @property
     def estimate(self) -> TokenEstimate:
@@ -171,8 +168,8 @@ def prompts_in(kind: str, body: Mapping[str, Any]) -> list[Any]:
     """
     if kind != "chat":
         return prompts_of(body.get("prompt"))
-    found = (body[name] for name in TEMPLATE_ARGUMENTS if body.get(name))
-    return [[body.get("messages"), *(json.dumps(each, ensure_ascii=False) for each in found)]]
+    values = (body[name] for name in TEMPLATE_ARGUMENTS if body.get(name))
+    return [[body.get("messages"), *(json.dumps(value, ensure_ascii=False) for value in values)]]
 
 
 def prompts_of(prompt: object) -> list[Any]:
@@ -227,11 +224,7 @@ def prompt_blocks(prompt: object, salt: object = None) -> tuple[int, ...]:
     Return ids of a prompt's whole blocks, in order; equal ids mean equal prompts up to there.
 
     A block has `BLOCK_TOKENS` ids, or as many bytes of text as are estimated to have so many
-    tokens (`DEFAULT_ESTIMATE`).
-
-    Args:
-        prompt: as in `prompt_size`.
-        salt: separates prefix caches: the request's `cache_salt`.
+    tokens (`DEFAULT_ESTIMATE`). A *salt*, the request's `cache_salt`, separates prefix caches.
     """
     whole: Sequence[object] = "\0".join(texts_in(prompt)).encode()
     size = round(BLOCK_TOKENS / TOKENS_PER_BYTE)
@@ -312,12 +305,11 @@ class RequestCost:
     The cost of one request.
 
     Attributes:
-        prompt_tokens: of the longest prompt, as far as known.
+        prompt_tokens: tokens of the longest prompt, as far as known.
         output_tokens: expected tokens of each answer, at least 1.
         sequences: answers to all of its prompts.
-        other_tokens: of the other prompts, one by one.
+        other_tokens: tokens of each of the other prompts.
         local: whether the server that decodes also computes the prompt.
-        kind: `chat` or `completions`.
         text_bytes: bytes of the one text that the engine's count of prompt tokens is for; 0: none,
             because several prompts share one count, and a truncated one is counted in part only.
     """
@@ -343,7 +335,6 @@ class RequestSize:
     The size of one request, as its body has it.
 
     Attributes:
-        kind: `chat` or `completions`.
         prompts: token ids and bytes of text of each prompt, as `prompt_size` returns them.
         output_tokens: tokens of each answer, as requested; `None`: the request does not say.
         sequences: answers to all prompts.
@@ -374,7 +365,9 @@ def request_size(kind: str, body: Mapping[str, Any]) -> RequestSize:
 
 def request_cost(size: RequestSize, config: EndpointConfig, estimate: TokenEstimate) -> RequestCost:
     """Return the cost of a request; an answer of unknown length counts as the longest planned."""
-    lengths = (min(estimate.tokens(*each), float(config.max_model_len)) for each in size.prompts)
+    lengths = (
+        min(estimate.tokens(*prompt), float(config.max_model_len)) for prompt in size.prompts
+    )
     tokens, *others = sorted(lengths, reverse=True)
     room = max(1.0, config.max_model_len - tokens)
     planned = room if config.workload is None else config.workload.longest_answer_tokens
@@ -421,9 +414,9 @@ class InflightLoad:
 
     Attributes:
         max_batch_size: sequences that one replica decodes at once.
-        max_step_tokens: tokens of prompts that one of these computes in a step.
+        max_step_tokens: prompt tokens that one of these computes in a step.
         prefill_busy_fraction: share of the time in which a prefill replica computes.
-        tokens_per_step: that a sequence gets of a decode step on average; above 1 with drafts.
+        tokens_per_step: mean tokens per sequence and decode step; above 1 with drafts.
     """
 
     prefill: PoolInFlight
@@ -478,7 +471,6 @@ def work_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
 
 
 def _prompt_s(step: StepSpec, tokens: float, batch: int = 0) -> float:
-    """Return the seconds of a step that computes a prompt beside so many sequences."""
     return step.step_s(tokens, tokens * (tokens + 1) / 2, batch, 0)
 
 
@@ -509,8 +501,8 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
     step_s = _step_s(model, cost, load)
     # A step computes no more prompt tokens than its budget, however many wait.
     most_s = _added_s(model.decode, load, load.max_step_tokens)
-    each = load.tokens_per_step
-    pace_s = step_s / each + min(decode.per_token_s / decode.replicas, most_s / each)
+    step_tokens = load.tokens_per_step
+    pace_s = step_s / step_tokens + min(decode.per_token_s / decode.replicas, most_s / step_tokens)
     if cost.local:
         own_s = _prompt_s(model.decode, cost.prompt_tokens)
         pull_s = 0.0
@@ -529,7 +521,6 @@ def forecast(model: StepModel, cost: RequestCost, load: InflightLoad) -> Admissi
 
 
 def _step_s(model: StepModel, cost: RequestCost, load: InflightLoad) -> float:
-    """Return the seconds of a decode step of all admitted sequences, without prompts."""
     decode = load.decode
     places = max(load.max_batch_size, cost.sequences)
     batch = max(float(cost.sequences), (decode.sequences + cost.sequences) / decode.replicas)

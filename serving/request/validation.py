@@ -72,12 +72,12 @@ def _no_text(value: object) -> object:
 def _biases(given: dict[str, Any]) -> dict[int, float]:
     """Return biases by token id; pydantic would report each of 30,000 that is none."""
     try:
-        found = {int(token): float(bias) for token, bias in given.items()}
+        biases = {int(token): float(bias) for token, bias in given.items()}
     except (TypeError, ValueError, OverflowError):
-        found = {-1: 0.0}
-    if not all(token >= 0 and isfinite(bias) for token, bias in found.items()):
+        biases = {-1: 0.0}
+    if not all(token >= 0 and isfinite(bias) for token, bias in biases.items()):
         raise ValueError("expected token ids, each with a number")
-    return found
+    return biases
 
 
 Item = TypeVar("Item")
@@ -187,8 +187,8 @@ class Fields(_Model):
     def token_ids(self) -> dict[str, list[int]]:
         """The token ids that each field has, if any."""
         names = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
-        found = {name: getattr(self, name) or [] for name in names}
-        return found | {"logit_bias": list(self.logit_bias or ())}
+        ids = {name: getattr(self, name) or [] for name in names}
+        return ids | {"logit_bias": list(self.logit_bias or ())}
 
 
 class Completion(Fields):
@@ -225,8 +225,8 @@ class Part(_Model):
         value = "name" if self.type == "tool_reference" else self.type
         if value not in type(self).model_fields or self.type in {"name", "type", "uuid"}:
             raise ValueError("expected type text, or another one that engines know")
-        known = self.uuid is not None and self.type.endswith(MEDIA)
-        if getattr(self, value) is None and not known:
+        is_known = self.uuid is not None and self.type.endswith(MEDIA)
+        if getattr(self, value) is None and not is_known:
             raise ValueError(f"expected {value} in a part of type {self.type}")
         return self
 
@@ -376,10 +376,9 @@ def parse_body(raw: bytes, max_model_len: int) -> dict[str, Any]:
 
 
 def _has(values: Collection[Any], wrong: Callable[[Collection[Any]], bool]) -> bool:
-    """Tell whether values, or those inside them, are wrong."""
     return wrong(values) or any(
-        _has(each.values() if isinstance(each, dict) else each, wrong)
-        for each in _containers(values)
+        _has(container.values() if isinstance(container, dict) else container, wrong)
+        for container in _containers(values)
     )
 
 
@@ -387,11 +386,11 @@ def _containers(values: Collection[Any]) -> list[Any]:
     """Return the lists and objects among values; of a million ids it looks at their types only."""
     if CONTAINERS.isdisjoint(map(type, values)):
         return []
-    return [each for each in values if type(each) in CONTAINERS]
+    return [value for value in values if type(value) in CONTAINERS]
 
 
 def _beyond_64_bits(values: Collection[Any]) -> bool:
-    numbers = [each for each in values if isinstance(each, int)]
+    numbers = [value for value in values if isinstance(value, int)]
     return bool(numbers) and not (min(numbers) in INTEGERS and max(numbers) in INTEGERS)
 
 
@@ -421,7 +420,6 @@ def _refuse_many_values(raw: bytes, most_values: int) -> None:
 
 
 def _check_levels(body: dict[str, Any]) -> None:
-    """Refuse deep nesting, without recursion."""
     level: list[Any] = [body]
     depth = 0
     while level:
@@ -452,10 +450,9 @@ def check(
     Args:
         kind: `chat` or `completions`.
         body: parsed request.
-        models: names that are served: the model's, which a request without one means, and those
-            of its adapters.
+        models: served names, the model's first, which a request without one means.
         max_model_len: tokens of prompt and answer together.
-        vocab_size: of the model; token ids are below it.
+        vocab_size: bound of token ids.
 
     Raises:
         RequestRefused: with the parameter at fault.
@@ -497,29 +494,32 @@ def _without_nulls(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if isinstance(kept.get("messages"), list):
         kept["messages"] = [
-            {name: value for name, value in each.items() if value is not None or name == "content"}
-            if isinstance(each, dict)
-            else each
-            for each in kept["messages"]
+            {
+                name: value
+                for name, value in message.items()
+                if value is not None or name == "content"
+            }
+            if isinstance(message, dict)
+            else message
+            for message in kept["messages"]
         ]
     return kept
 
 
 def _fields(kind: str, body: Mapping[str, Any]) -> Fields:
-    """Return the fields of a request but its prompt; refuse the first one that is none."""
-    given = {name: value for name, value in body.items() if name != "prompt"}
+    fields = {name: value for name, value in body.items() if name != "prompt"}
     try:
-        return KINDS[kind].model_validate(given)
+        return KINDS[kind].model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        param = str(found[0]["loc"][0])
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        param = str(errors[0]["loc"][0])
         # Of what a value may be instead, what it is most like.
-        of_param = [each for each in found if each["loc"][0] == param]
-        worst = max(of_param, key=lambda each: len(each["loc"]))
+        of_param = [detail for detail in errors if detail["loc"][0] == param]
+        worst = max(of_param, key=lambda detail: len(detail["loc"]))
         what = worst["msg"]
         for theirs, ours in WORDS:
             what = re.sub(theirs, ours, what)
-        refuse(400, f"{_place(worst, given)}: {what}.", param=param, code="unsupported_value")
+        refuse(400, f"{_place(worst, fields)}: {what}.", param=param, code="unsupported_value")
 
 
 def _place(error: ErrorDetails, body: object) -> str:
@@ -536,7 +536,6 @@ def _place(error: ErrorDetails, body: object) -> str:
 
 
 def _check_together(fields: Fields, body: Mapping[str, Any]) -> None:
-    """Refuse fields that exclude or need each other."""
     if body.get("stream_options") and not fields.stream:
         _refuse("stream_options", "nothing where `stream` is not true")
     if fields.prompt_logprobs and fields.stream:
@@ -554,7 +553,6 @@ def _check_together(fields: Fields, body: Mapping[str, Any]) -> None:
 
 
 def _check_answers(body: dict[str, Any]) -> None:
-    """Refuse more answers than one request may have, and a choice among them."""
     n, prompts = body.get("n", 1), len(prompts_of(body.get("prompt")))
     if body.get("best_of", n) != n:
         _refuse("best_of", f"n = {n}: the engine does not choose among answers")
@@ -563,11 +561,10 @@ def _check_answers(body: dict[str, Any]) -> None:
 
 
 def _prompt(prompt: object, vocab_size: int) -> object:
-    """Return one or several prompts as they are; a list of one prompt becomes that prompt."""
     prompts = prompts_of(prompt)
-    if all(isinstance(each, list) for each in prompts):
-        prompts = [_token_ids(each, vocab_size) for each in prompts]
-    elif not all(isinstance(each, str) and each for each in prompts):
+    if all(isinstance(one, list) for one in prompts):
+        prompts = [_token_ids(one, vocab_size) for one in prompts]
+    elif not all(isinstance(one, str) and one for one in prompts):
         _refuse("prompt", PROMPT)
     return prompts[0] if len(prompts) == 1 else prompts
 
@@ -577,7 +574,7 @@ def _token_ids(prompt: list[Any], vocab_size: int) -> list[int]:
     kinds = set(map(type, prompt))
     if not prompt or not kinds <= {int, bool, float}:
         _refuse("prompt", PROMPT)
-    ids = [int(each) for each in prompt] if float in kinds else prompt
+    ids = [int(value) for value in prompt] if float in kinds else prompt
     if ids != prompt or min(ids) < 0 or max(ids) >= vocab_size:
         _refuse("prompt", f"token ids, whole numbers from 0 to {vocab_size - 1}")
     return ids
@@ -590,9 +587,9 @@ def _check_lengths(kind: str, body: dict[str, Any], max_model_len: int) -> None:
         if body.get(name, least) < least:
             _refuse(name, f"a whole number, at least {least}")
     requested, longest = requested_tokens(kind, body), answer_tokens(kind, body)
-    most = max_model_len if longest is None else longest
-    if body.get("min_tokens", 0) > most:
-        _refuse("min_tokens", f"at most {most}, the most tokens of the answer")
+    most_tokens = max_model_len if longest is None else longest
+    if body.get("min_tokens", 0) > most_tokens:
+        _refuse("min_tokens", f"at most {most_tokens}, the most tokens of the answer")
     wanted = max(requested or 1, 1)
     tokens = max(len(p) if isinstance(p, list) else 1 for p in prompts_of(body.get("prompt")))
     if tokens + wanted > max_model_len:

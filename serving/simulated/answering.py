@@ -51,16 +51,14 @@ CHANGES_NOTHING = {"n": 1, "response_format": {"type": "text"}}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
     """
-    One answer that is asked for.
+    One answer to a request.
 
     Attributes:
-        model: name that the request gives.
+        model: name in the request.
         adapter: LoRA adapter of that name.
-        prompt_tokens: length of the prompt.
         blocks: ids of the contents of its whole KV blocks; equal beginnings have equal ids.
-        seed: a number that the prompt determines; the answer, ids below *vocab_size*, follows.
+        seed: number that the prompt determines; the answer, ids below *vocab_size*, follows.
         max_tokens: tokens of the answer.
-        finish_reason: why it ends there.
         usage_each: whether every chunk has the counts so far.
         kv_transfer_params: where a prefill engine keeps the KV cache; empty: it is computed here.
         rank: rank of the group that computes it.
@@ -90,10 +88,10 @@ class AnswerRules:
     What requests are read by.
 
     Attributes:
-        model: its name, which a request may leave out.
+        model: default name in requests.
         block_size: tokens of a KV block.
         unasked_tokens: length of an answer that names none: the mean of the planned load.
-        tokenizer: of the model; `None`: tokens are counted from bytes.
+        tokenizer: tokenizer of the model; `None`: tokens are counted from bytes.
         adapters: names of LoRA adapters, which requests give in place of the model's.
     """
 
@@ -116,13 +114,13 @@ class AnswerRules:
         if not any(prompt_size(prompts[0])):
             return _refusal("prompt", "prompt: expected a text or token ids.")
         tokens = self._tokens(prompts[0])
-        asked = answer_tokens(kind, body)
-        wanted = self.unasked_tokens if asked is None else asked
+        requested = answer_tokens(kind, body)
+        wanted = self.unasked_tokens if requested is None else requested
         room = self.max_model_len - len(tokens)
-        if room < (asked or 1):
+        if room < (requested or 1):
             message = (
                 f"This model's maximum context length is {self.max_model_len} tokens; the request"
-                f" has {len(tokens)} in the prompt and asks for {asked or 1} more."
+                f" has {len(tokens)} in the prompt and asks for {requested or 1} more."
             )
             return _refusal("prompt", message, code="context_length_exceeded")
         options, model = body.get("stream_options") or {}, body.get("model", self.model)
@@ -137,7 +135,7 @@ class AnswerRules:
             seed=prompt_seed(tokens),
             vocab_size=self.vocab_size,
             max_tokens=max(1, min(wanted, room)),
-            finish_reason="stop" if asked is None and wanted <= room else "length",
+            finish_reason="stop" if requested is None and wanted <= room else "length",
             stream=body.get("stream") is True,
             include_usage=bool(options.get("include_usage")),
             usage_each=bool(options.get("continuous_usage_stats")),
@@ -146,7 +144,6 @@ class AnswerRules:
         )
 
     def _tokens(self, prompt: object) -> list[int]:
-        """Return the ids of a prompt; of a text without a tokenizer, numbers of four bytes each."""
         if isinstance(prompt, list) and isinstance(prompt[0], int):
             return prompt
         text = "\n".join(texts_in(prompt))
@@ -177,11 +174,11 @@ def block_ids(tokens: list[int], block_size: int, apart: tuple[str, int]) -> tup
 
     What is *apart*, by its salt and its adapter, has other ids.
     """
-    found, before = [], int.from_bytes(hashlib.sha256(repr(apart).encode()).digest()[:8])
+    ids, before = [], int.from_bytes(hashlib.sha256(repr(apart).encode()).digest()[:8])
     for start in range(0, len(tokens) - block_size + 1, block_size):
         before = hash((before, *tokens[start : start + block_size]))
-        found.append(before)
-    return tuple(found)
+        ids.append(before)
+    return tuple(ids)
 
 
 def prompt_seed(tokens: list[int]) -> int:
@@ -237,13 +234,13 @@ class AnswerWriter:
         """
         request = self.request
         ids = answer_ids(request.seed, after - before, request.vocab_size, before)
-        found = [self._event(number + 1, each) for number, each in enumerate(ids, before)]
+        events = [self._event(number + 1, token) for number, token in enumerate(ids, before)]
         if after == request.max_tokens:
             if request.include_usage:
                 extra = {"choices": [], "usage": self._usage(after), "metrics": metrics_ms}
-                found.append(_sse(self._chunk() | extra))
-            found.append(DONE)
-        return found
+                events.append(_sse(self._chunk() | extra))
+            events.append(DONE)
+        return events
 
     def whole(self, metrics_ms: dict[str, float]) -> dict[str, Any]:
         """Return the answer in one piece."""
@@ -263,8 +260,7 @@ class AnswerWriter:
         return _sse(chunk)
 
     def _choice(self, field: str, ids: list[int], *, first: bool, last: bool) -> dict[str, Any]:
-        """Return the only choice with some tokens; *field* is where a chat has them."""
-        request, text = self.request, "".join(f" {each}" for each in ids)
+        request, text = self.request, "".join(f" {token}" for token in ids)
         choice: dict[str, Any] = {
             "index": 0,
             "logprobs": None,
@@ -320,14 +316,9 @@ class SimulatedAnswers:
         lease_s: float = 0.0,
     ) -> None:
         """
-        Take an engine.
+        Take the engine of one replica; *settings* are those that a plan decides, for `facts`.
 
-        Args:
-            engine: of one replica.
-            rules: what requests are read by.
-            settings: those that a plan decides, for `facts`.
-            source: of a prefill engine: keeps KV caches.
-            lease_s: engine seconds for which *source* keeps one.
+        The *source* of a prefill engine keeps KV caches for *lease_s* engine seconds.
         """
         self._engine = engine
         self._rules = rules
@@ -441,10 +432,10 @@ class SimulatedAnswers:
 
     def _add(self, request: SimulatedRequest) -> Sequence:
         place, adapter, rank = request.kv_transfer_params, request.adapter, request.rank
-        asked = request.prompt_tokens, request.blocks, request.max_tokens
+        lengths = request.prompt_tokens, request.blocks, request.max_tokens
         if place and self._sink is not None:
-            return self._sink.add(*asked, place, adapter=adapter, rank=rank)
-        return self._engine.add(*asked, adapter=adapter, rank=rank)
+            return self._sink.add(*lengths, place, adapter=adapter, rank=rank)
+        return self._engine.add(*lengths, adapter=adapter, rank=rank)
 
     def _metrics_ms(self, sequence: Sequence) -> dict[str, float]:
         """Return the engine's own times of a request, by vLLM's names, as the clock has them."""

@@ -137,14 +137,7 @@ class SlowedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """
-    What an engine has inside.
-
-    Attributes:
-        running: requests that compute their prompt or decode.
-        waiting: requests that wait for a place or for their KV cache.
-        kv_blocks: held, also by prompts that are kept to be pulled.
-    """
+    """Requests that compute or decode, that wait for a place or KV cache, and used blocks."""
 
     running: int
     waiting: int
@@ -157,11 +150,10 @@ class Sequence:
     One request in an engine; times are engine seconds.
 
     Attributes:
-        index: its row of the engine's table.
+        index: row of the engine's table.
         begin_pull: called when it may pull its KV cache from another engine.
-        prompt_tokens: length of its prompt.
         num_tokens: tokens generated so far.
-        scheduled_s: when its prompt's first step began, or its KV cache had been pulled.
+        scheduled_s: time at which its prompt's first step began, or its KV cache had been pulled.
         done: no token follows.
         failed: the engine died before the last one.
         kv_lost: its prompt was computed elsewhere in vain.
@@ -293,7 +285,6 @@ class _Lane:
         self.changed()
 
     def _next_step(self) -> None:
-        """End the step in progress, and begin the next one at that time."""
         end_s = self.replica.end_s
         for lane in self.together:
             lane.end_step()
@@ -309,8 +300,8 @@ class _Lane:
 
     def _forget_aborted(self) -> None:
         pulling = self.replica.waiting_for_kv
-        ready = [each for each in self.aborted if each.index not in pulling]
-        self.aborted = [each for each in self.aborted if each.index in pulling]
+        ready = [request for request in self.aborted if request.index not in pulling]
+        self.aborted = [request for request in self.aborted if request.index in pulling]
         for sequence in ready:
             if not sequence.done:
                 self.replica.abort(sequence.index)
@@ -320,9 +311,8 @@ class _Lane:
                 self.release(sequence, self.engine.clock.now_s())
 
     def _report(self, finished: list[int]) -> None:
-        """Give requests the tokens of the step that is over, first to those that end, in order."""
         replica, now_s = self.replica, self.replica.end_s
-        others = [index for index, each in self.sequences.items() if not each.done]
+        others = [index for index, request in self.sequences.items() if not request.done]
         for index in dict.fromkeys([*finished, *others]):
             sequence = self.sequences[index]
             done = index in finished
@@ -361,15 +351,15 @@ class SimulatedEngine:
         lora: LoraLimits | None = None,
     ) -> None:
         """
-        Start idle and empty.
+        Start idle and empty, with steps of *step* seconds of the clock.
 
         Args:
             limits: of each lane.
             step: seconds of its steps.
             clock: engine time.
-            prefill_only: requests keep their blocks until `release`.
+            prefill_only: whether requests keep their blocks until `release`.
             lanes: batches of the engine, each with its own queue and KV cache.
-            ranks: of a data-parallel group, each of them a lane; 1: its lanes step alone.
+            ranks: size of a data-parallel group, whose lanes step together; 1: they step alone.
             lora: slots for adapters of each lane; `None`: requests name none.
         """
         self.clock = clock
@@ -420,7 +410,7 @@ class SimulatedEngine:
             blocks: ids of the contents of its whole blocks, for the prefix cache.
             max_tokens: tokens to generate.
             adapter: LoRA adapter, which needs a slot.
-            rank: of the group, which takes it; 0 outside a group.
+            rank: rank of the group that takes it; 0 outside a group.
             begin_pull: called when it may pull its KV cache from another engine; `kv_received` or
                 `kv_lost` has to follow. `None`: its prompt is computed here.
 
@@ -500,9 +490,9 @@ class SimulatedEngine:
         """Count requests and KV blocks, of all lanes together."""
         replicas = [lane.replica for lane in self._lanes]
         return EngineLoad(
-            running=sum(len(each.running) for each in replicas),
-            waiting=sum(len(each.waiting) + len(each.waiting_for_kv) for each in replicas),
-            kv_blocks=sum(each.used_blocks for each in replicas),
+            running=sum(len(replica.running) for replica in replicas),
+            waiting=sum(len(replica.waiting) + len(replica.waiting_for_kv) for replica in replicas),
+            kv_blocks=sum(replica.used_blocks for replica in replicas),
         )
 
     def forget_prompt(self, index: int) -> None:

@@ -113,8 +113,8 @@ class KvSink:
         rank: int = 0,
     ) -> Sequence:
         """Give the engine a request whose KV cache is at *place*; arguments as of its `add`."""
-        asked, pull = (prompt_tokens, blocks, max_tokens), partial(self._begin, place)
-        return self._engine.add(*asked, adapter=adapter, rank=rank, begin_pull=pull)
+        lengths, pull = (prompt_tokens, blocks, max_tokens), partial(self._begin, place)
+        return self._engine.add(*lengths, adapter=adapter, rank=rank, begin_pull=pull)
 
     def _begin(self, place: Mapping[str, Any], sequence: Sequence, begin_s: float) -> None:
         task = asyncio.create_task(self._pull(place, sequence, begin_s))

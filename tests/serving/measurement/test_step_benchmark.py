@@ -16,8 +16,7 @@ from aiohttp import web
 from minicluster.contention import CpuTimes
 from minicluster.errors import TargetFailed
 from serving.measurement import step_benchmark
-from serving.measurement.step_benchmark import GridPoint
-from serving.measurement.timing_client import TimedStream, TimingClient
+from serving.measurement.step_benchmark import GridPoint, TimedStream, TimingClient
 from tests.serving.virtual_time import run
 
 What = Callable[[TimingClient], Coroutine[None, None, object]]

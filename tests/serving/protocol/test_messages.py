@@ -23,11 +23,10 @@ from serving.protocol.app_spec import DEVICES_LABEL, RayNode
 from serving.protocol.messages import (
     ChannelPlace,
     FirstChunk,
-    LocalPrefill,
     Prefilled,
     PrefillTiming,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     RequestPhases,
     message_in,
     to_json,
@@ -58,7 +57,7 @@ def test_a_status_has_its_type(status: int, kind: str) -> None:
 
 
 def test_a_prompt_that_was_never_sent_to_prefill_lost_no_time() -> None:
-    assert LocalPrefill(reason="short").seconds == 0
+    assert PromptPath(reason="short").seconds == 0
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -97,16 +96,16 @@ MESSAGES = st.one_of(
         phases=st.builds(RequestPhases, prefill_s=NUMBERS, decode_s=NUMBERS, reason=TEXT),
         first=TEXT | st.dictionaries(TEXT | st.just("is"), PLAIN),
     ),
-    st.builds(LocalPrefill, reason=TEXT, seconds=NUMBERS),
+    st.builds(PromptPath, reason=TEXT, seconds=NUMBERS),
     st.builds(
-        RemotePrefill,
+        PromptPath,
         prefilled=st.builds(
             Prefilled,
             kv_transfer_params=st.dictionaries(TEXT | st.just("is"), PLAIN),
             queue_s=NUMBERS,
             step_s=NUMBERS,
         ),
-        failures=st.lists(TEXT).map(tuple),
+        reason=TEXT,
         seconds=NUMBERS,
     ),
     st.builds(

@@ -18,9 +18,9 @@ from serving.protocol.messages import (
     EngineFailed,
     FirstChunk,
     Kind,
-    LocalPrefill,
     Prefilled,
     PrefillTiming,
+    PromptPath,
     Refusal,
     RequestPhases,
     RequestRefused,
@@ -430,7 +430,7 @@ def test_a_prompt_goes_where_it_belongs(
         assert prefilled == [{"kind": "completions", "body": body}]
         assert asked["prefill"].prefilled == PREFILLED
     else:
-        assert (prefilled, asked["prefill"]) == ([], LocalPrefill(reason=place))
+        assert (prefilled, asked["prefill"]) == ([], PromptPath(reason=place))
 
 
 def test_what_prefill_refuses_is_not_decoded() -> None:

@@ -21,10 +21,9 @@ from serving.protocol.messages import (
     TIMEOUT,
     EngineFailed,
     FirstChunk,
-    LocalPrefill,
     Prefilled,
+    PromptPath,
     Refusal,
-    RemotePrefill,
     to_json,
 )
 from tests.serving.configs import unplanned
@@ -35,7 +34,7 @@ ONE = "data: 1\n\n"
 USAGE = 'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
 FAILED = 'data: {"error":{"message":"KeyError in scheduler.py","code":500,"param":null}}\n\n'
 PREFILLED = Prefilled(kv_transfer_params={"at": "p0"}, replica="p0", queue_s=0.1, step_s=0.2)
-REMOTE = RemotePrefill(prefilled=PREFILLED, seconds=0.5)
+REMOTE = PromptPath(path="remote", prefilled=PREFILLED, seconds=0.5)
 CONFIG = unplanned(prefill_deadline_s=600.0, kv_wait_deadline_s=10.0)
 STREAM = {"prompt": "x", "stream": True}
 DEAD = "the engine is dead"
@@ -92,9 +91,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
 def ask(server: Any) -> Any:  # noqa: ANN401
     """Return what asks a server with an engine that yields *items*."""
 
-    def asking(
-        body: dict[str, Any], *items: object, prefill: RemotePrefill | LocalPrefill = REMOTE
-    ) -> Any:  # noqa: ANN401
+    def asking(body: dict[str, Any], *items: object, prefill: PromptPath = REMOTE) -> Any:  # noqa: ANN401
         engine = Engine(*items)
         made = server(engine)
 
@@ -200,14 +197,14 @@ def test_a_stream_passes_and_says_its_path(ask: Any) -> None:  # noqa: ANN401
     ("prefill", "items", "said"),
     [
         # Without prefill elsewhere the first token may take as long as both phases together.
-        (LocalPrefill(reason="echo"), (None, ONE, DONE), "local; reason=echo"),
+        (PromptPath(reason="echo"), (None, ONE, DONE), "local; reason=echo"),
         (
-            LocalPrefill(path="fallback-local", reason=DIED, seconds=3.0),
+            PromptPath(path="fallback-local", reason=DIED, seconds=3.0),
             (ONE, DONE),
             "fallback-local; reason=prefill-failed",
         ),
         (
-            replace(REMOTE, failures=(TIMEOUT, DIED)),
+            replace(REMOTE, path="retried", reason=DIED),
             (ONE, DONE),
             "retried; reason=prefill-failed",
         ),
@@ -217,7 +214,7 @@ def test_what_became_of_prefill_is_said(ask: Any, prefill: Any, items: Any, said
     (begun, *_), engine = ask(STREAM, *items, prefill=prefill)
     phases, _ = begun
     assert (phases.path_and_reason, phases.prefill_s) == (said, prefill.seconds)
-    remote = isinstance(prefill, RemotePrefill)
+    remote = prefill.prefilled is not None
     assert phases.prefill_replica == ("p0" if remote else "")
     # Of a prompt that decode computes queue and prefill are one sum, and nothing is handed over.
     parts = (
@@ -232,7 +229,7 @@ def test_what_became_of_prefill_is_said(ask: Any, prefill: Any, items: Any, said
 
 def test_prefill_that_was_given_up_leaves_less_time_for_the_first_token(ask: Any) -> None:  # noqa: ANN401
     """The engine takes 11 s here, and 10 s are left of both deadlines."""
-    late = LocalPrefill(path="fallback-local", reason=TIMEOUT, seconds=600.0)
+    late = PromptPath(path="fallback-local", reason=TIMEOUT, seconds=600.0)
     [refusal], _ = ask(STREAM, None, ONE, DONE, prefill=late)
     assert (refusal.status, refusal.code) == (504, "kv-wait-timeout")
 

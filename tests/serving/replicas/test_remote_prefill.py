@@ -12,10 +12,9 @@ from serving.protocol.messages import (
     NO_REPLICA,
     TIMEOUT,
     EndpointConfig,
-    LocalPrefill,
     Prefilled,
+    PromptPath,
     Refusal,
-    RemotePrefill,
 )
 from serving.replicas.backend import choose_domain, prefill_remotely
 from tests.serving.configs import unplanned
@@ -73,9 +72,7 @@ class Replicas:
         return behaviour
 
 
-async def _asked(
-    replicas: Replicas, config: EndpointConfig
-) -> RemotePrefill | LocalPrefill | Refusal:
+async def _asked(replicas: Replicas, config: EndpointConfig) -> PromptPath | Refusal:
     pool: Any = replicas
     return await prefill_remotely(pool, ["a"], "chat", BODY, config)
 
@@ -104,7 +101,9 @@ def test_one_failure_costs_one_attempt_not_the_request(
 ) -> None:
     replicas = Replicas(2, *behaviours)
     found = _ask(replicas)
-    assert (found.prefilled, found.failures, found.seconds) == (DONE, failures, seconds)
+    assert (found.prefilled, found.seconds) == (DONE, seconds)
+    reason = failures[-1] if failures else ""
+    assert (found.path, found.reason) == ("retried" if failures else "remote", reason)
     assert len(replicas.asked) == len(behaviours)
     assert replicas.given_up_s == given_up_s
 
@@ -132,7 +131,7 @@ def test_after_the_last_attempt_the_client_is_told(
     assert replicas.given_up_s == [2.5, 5.0][2 - behaviours.count(HANGS) :]
     local = _ask(Replicas(live, *behaviours), fallback="local")
     spent_s = [0.0, 5.0][HANGS in behaviours]
-    assert local == LocalPrefill(path="fallback-local", reason=reason, seconds=spent_s)
+    assert local == PromptPath(path="fallback-local", reason=reason, seconds=spent_s)
 
 
 def test_what_the_client_did_wrong_is_not_tried_again() -> None:
