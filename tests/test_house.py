@@ -71,9 +71,43 @@ def test_changelog_tells_of_this_version() -> None:
     assert next(name for name in headings if name != "Unreleased") == version
 
 
-def test_readme_is_short() -> None:
-    """A newcomer reads 150 lines, not more."""
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+@pytest.mark.parametrize(
+    ("page", "lines", "words"),
+    [
+        ("README.md", 150, 1900),
+        ("CHANGELOG.md", 125, 1900),
+        ("docs/index.md", 60, 700),
+        ("docs/model.md", None, 18_000),
+        ("docs/validation.md", 120, 1900),
+    ],
+)
+def test_a_page_is_short(page: str, lines: int | None, words: int) -> None:
+    """A newcomer reads so much, not more: what grows beyond it has to replace something."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert len(text.split()) <= words
+    assert lines is None or len(text.splitlines()) <= lines
+
+
+def test_a_decision_is_a_page() -> None:
+    """Context, decision and consequences in 45 lines."""
+    pages = (ROOT / "docs" / "adr").glob("*.md")
+    counts = {page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
+    assert {name: count for name, count in counts.items() if count > 45} == {}
+
+
+def test_a_bullet_of_the_model_is_short() -> None:
+    """An equation and what belongs to it: 300 characters, then another bullet."""
+    bullets = re.findall(r"^ *- (.+)$", (ROOT / "docs" / "model.md").read_text(), re.MULTILINE)
+    assert [bullet for bullet in bullets if len(bullet) > 300] == []
+
+
+def test_the_changelog_has_one_heading_of_each_kind() -> None:
+    """In each version, and none of the words that CONTRIBUTING.md replaces."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in re.split(r"^## \[", text, flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert len(kinds) == len(set(kinds))
+    assert re.findall(r"\b(?:front door|guard|turning away|nobody|somebody)\b", text) == []
 
 
 def test_no_file_names_a_registry_or_a_machine() -> None:

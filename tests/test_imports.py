@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("minicluster", "sizing", "loadtest")
+PACKAGES = ("minicluster", "sizing", "loadtest", "serving")
 
 FLOORS = 9
 """Longest chain of modules of the planner, studies included, each of which imports the next."""
