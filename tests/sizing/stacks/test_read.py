@@ -12,8 +12,8 @@ from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 from sizing.planner.layout import LayoutShape, kv_space
 from sizing.scenario import Scenario
-from sizing.stacks.export import export
-from sizing.stacks.read import Deployed, read_deployment_file
+from sizing.stacks.formats import export
+from sizing.stacks.read import ReadDeployment, read_deployment_file
 from tests.sizing.conftest import Sizing
 from tests.sizing.scenarios import proposed
 
@@ -38,7 +38,9 @@ def graph(**keys: object) -> str:
 def read(tmp_path: Path) -> Any:  # noqa: ANN401  (a function of a text)
     """Return a reader of a text with the load of `BASE`."""
 
-    def of(text: str, *, base: str | None = BASE, **overrides: object) -> tuple[Scenario, Deployed]:
+    def of(
+        text: str, *, base: str | None = BASE, **overrides: object
+    ) -> tuple[Scenario, ReadDeployment]:
         file = tmp_path / "file"
         file.write_text(text)
         keys = {name.replace("__", "."): value for name, value in overrides.items()}
