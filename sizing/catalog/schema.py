@@ -91,7 +91,6 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
 
 
 def _table_of_list(hint: object) -> type | None:
-    """Return the dataclass of the tables in a list; `None` of another type."""
     of = get_args(hint)[0] if get_origin(hint) is tuple else None
     return of if isinstance(of, type) and is_dataclass(of) else None
 

@@ -15,7 +15,7 @@ Counts = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class GainTable:
     """
     What a unit can hold, and what it is worth.
 
@@ -25,7 +25,7 @@ class Table:
     """
 
     value: NDArray[np.float64]
-    steps: tuple[tuple[Table, NDArray[np.int64]], ...] = ()
+    steps: tuple[tuple[GainTable, NDArray[np.int64]], ...] = ()
 
     @property
     def options(self) -> list[Counts]:
@@ -40,8 +40,8 @@ class Objective:
 
     Attributes:
         leaf: tier of the units that replicas are packed into.
-        fits: whether a leaf has room for counts.
-        gain: of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
+        fits: test whether a leaf has room for counts.
+        gain: gain of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
         opening: price of a leaf that is used at all.
         evenness: price of the squared counts of a unit.
         caps: most replicas of each role in one unit, by tier.
@@ -61,10 +61,10 @@ class GainTables:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self._tables: dict[tuple[object, ...], Table] = {}
+        self._tables: dict[tuple[object, ...], GainTable] = {}
         self._keys: dict[tuple[object, ...], int] = {}
 
-    def table(self, unit: TopologyUnit) -> Table:
+    def table(self, unit: TopologyUnit) -> GainTable:
         """
         Return the table of a unit.
 
@@ -78,13 +78,12 @@ class GainTables:
         return self._tables[key]
 
     def _key(self, unit: TopologyUnit) -> tuple[object, ...]:
-        """Name what makes two units alike."""
         if unit.tier == 0:
             return (0, unit.free)
         inside = tuple(self._keys.setdefault(self._key(r), len(self._keys)) for r in unit.inner)
         return (unit.tier, inside)
 
-    def _leaf(self, unit: TopologyUnit) -> Table:
+    def _leaf(self, unit: TopologyUnit) -> GainTable:
         first, second = self.objective.total
         value = np.full((first + 1, second + 1), -np.inf)
         for p in range(first + 1):
@@ -95,7 +94,7 @@ class GainTables:
         # Whatever meets in a leaf is taken to meet in one HB domain.
         return self._worth(value, range(unit.tier + 1))
 
-    def _joined(self, unit: TopologyUnit) -> Table:
+    def _joined(self, unit: TopologyUnit) -> GainTable:
         first, second = self.objective.total
         acc = np.full((first + 1, second + 1), -np.inf)
         acc[0, 0] = 0.0
@@ -122,8 +121,8 @@ class GainTables:
         self,
         value: NDArray[np.float64],
         tiers: range,
-        steps: tuple[tuple[Table, NDArray[np.int64]], ...] = (),
-    ) -> Table:
+        steps: tuple[tuple[GainTable, NDArray[np.int64]], ...] = (),
+    ) -> GainTable:
         """Add what pairs gain that meet here, less what crowding costs, and keep to the caps."""
         p, d = np.ogrid[: value.shape[0], : value.shape[1]]
         gain = sum(self.objective.gain[j] for j in tiers if j < len(self.objective.gain))
@@ -132,10 +131,12 @@ class GainTables:
         first, second = self.objective.caps.get(tiers[-1], self.objective.total)
         worth[first + 1 :, :] = -np.inf
         worth[:, second + 1 :] = -np.inf
-        return Table(value=worth, steps=steps)
+        return GainTable(value=worth, steps=steps)
 
 
-def shares(unit: TopologyUnit, table: Table, counts: Counts) -> list[tuple[TopologyUnit, Counts]]:
+def shares(
+    unit: TopologyUnit, table: GainTable, counts: Counts
+) -> list[tuple[TopologyUnit, Counts]]:
     """Return the leaves that hold replicas in the best placement of *counts*, with theirs."""
     if not table.steps:
         return [(unit, counts)] if any(counts) else []

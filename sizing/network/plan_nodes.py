@@ -30,7 +30,7 @@ def place(
     from 0. Nodes hold one kind of GPU.
 
     Args:
-        requests: of each pool, prefill before decode, its kind of GPU and its replicas.
+        requests: kind of GPU and replicas of each pool, prefill before decode.
 
     Returns:
         Per role, one placement a node of each replica, replica after replica.

@@ -163,10 +163,10 @@ class _Script:
             self.exported |= {name[0] for name in names if name}
 
     def _list(self, node: Node) -> None:
-        left, between, *_, right = node.children
-        self.follow(left)
-        sure = between.type == "&&" and not TEST.match(_text(left))
-        self._maybe([right], None if sure else f"what is left of `{between.type}`")
+        first, between, *_, second = node.children
+        self.follow(first)
+        sure = between.type == "&&" and not TEST.match(_text(first))
+        self._maybe([second], None if sure else f"what is left of `{between.type}`")
 
     def _redirected_statement(self, node: Node) -> None:
         self.follow(node.named_children[0])

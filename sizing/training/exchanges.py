@@ -47,7 +47,6 @@ def exchanges(job: TrainingJob, layout: TrainingLayout) -> Exchanges:
 
 
 def _hidden_bytes(job: TrainingJob, layout: TrainingLayout) -> float:
-    """Bytes of the hidden state of a micro-batch, of one slice of the sequence."""
     tokens = layout.tokens_per_micro_batch(job)
     return tokens * job.model.hidden_size * ACTIVATION_BYTES
 
