@@ -106,10 +106,10 @@ class GainTables:
             choice = np.zeros(acc.shape, dtype=np.int64)
             for index, (p, d) in enumerate(child.options):
                 high, wide = min(reach[0], first - p) + 1, min(reach[1], second - d) + 1
-                found = acc[:high, :wide] + child.value[p, d]
+                summed = acc[:high, :wide] + child.value[p, d]
                 view = new[p : p + high, d : d + wide]
-                better = found > view
-                view[better] = found[better]
+                better = summed > view
+                view[better] = summed[better]
                 choice[p : p + high, d : d + wide][better] = index
             filled = np.argwhere(np.isfinite(new))
             reach = (int(filled[:, 0].max()), int(filled[:, 1].max()))
@@ -140,13 +140,13 @@ def shares(
     """Return the leaves that hold replicas in the best placement of *counts*, with theirs."""
     if not table.steps:
         return [(unit, counts)] if any(counts) else []
-    found: list[tuple[TopologyUnit, Counts]] = []
+    leaves: list[tuple[TopologyUnit, Counts]] = []
     p, d = counts
     for inner, (child, choice) in reversed(list(zip(unit.inner, table.steps, strict=True))):
         taken = child.options[int(choice[p, d])]
-        found = shares(inner, child, taken) + found
+        leaves = shares(inner, child, taken) + leaves
         p, d = p - taken[0], d - taken[1]
-    return found
+    return leaves
 
 
 def bound_gain(
@@ -163,9 +163,9 @@ def bound_gain(
     first, second = total
     p, d = widths
     bound = 0.0
-    for each, free in zip(gain, roomiest, strict=False):
+    for gain_of_pair, free in zip(gain, roomiest, strict=False):
         beside = min(second, max(0, free - p) // d) if second else 0
         other = min(first, max(0, free - d) // p) if second else 0
         even = free * (first * p + second * d) / (4 * p * d)
-        bound += each * min(first * beside, second * other, even)
+        bound += gain_of_pair * min(first * beside, second * other, even)
     return bound

@@ -208,9 +208,9 @@ def _select(
         chosen[index] = min(left, room.pop(index))
         left -= chosen[index]
     return [
-        found
+        share
         for index in sorted(chosen)
-        for found in _select(root.inner[index], chosen[index], tier, job)
+        for share in _select(root.inner[index], chosen[index], tier, job)
     ]
 
 
@@ -230,7 +230,7 @@ def _cut(
         sum(where[i][position] != where[i - 1][position] for i in range(count))
         for position in range(job.atoms)
     )
-    firsts = Counter(own[0] for own in where)
+    firsts = Counter(units[0] for units in where)
     pairs = count * (count - 1)
     rate = rules.oversubscription[tier + 1] if rules.oversubscription else 1.0
     size = max(unit.free for unit in root.at(tier)) or 1

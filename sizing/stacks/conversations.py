@@ -129,7 +129,6 @@ def _answers(
 
 
 def _characters(place: str, content: Any) -> int:  # noqa: ANN401  (JSON)
-    """Return the characters of a turn's content."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, list):

@@ -132,7 +132,6 @@ def _converted(text: str, kind: str, place: str) -> Any:  # noqa: ANN401  (of an
 
 
 def _tokens(text: str) -> int:
-    """Return a number with a unit; raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text.strip())
     if not match:
         return int(text)

@@ -201,7 +201,6 @@ def _record(text: str) -> dict[str, Any] | None:
 
 
 def _launches(text: str, place: str, notes: list[str]) -> list[Launch]:
-    """Return the engines of the documents of a YAML file."""
     launches: list[Launch] = []
     for document in documents(text, place):
         if not isinstance(document, YamlTable):

@@ -171,7 +171,6 @@ def _shell(words: Sequence[str]) -> tuple[int, str] | None:
 
 
 def _in_container(command: Command, notes: list[str]) -> list[Launch]:
-    """Return the engines of `docker run`."""
     switches, rest = effects()["commands"]["docker_switches"], list(command.words)
     environment: dict[str, Value] = {}
     entry: list[str] = []

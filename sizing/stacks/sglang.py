@@ -93,7 +93,6 @@ def node_words(engines: Engines) -> list[list[str]]:
 
 
 def _groups(plan: Plan, pool: Pool) -> dict[str, Any]:
-    """Return what ranks share in SGLang: copies of attention, and whole experts."""
     arguments: dict[str, Any] = {}
     if pool.dp > 1:
         arguments |= {"dp_size": pool.dp, "enable_dp_attention": True}

@@ -252,7 +252,6 @@ class _Script:
         return words if quoted_text or words != [""] else []
 
     def _pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
-        """Yield the values that a word joins, and whether each is quoted."""
         kind, text, parts = node.type, _text(node), node.named_children
         bare = "".join(_text(part) for part in parts if part.type == "word")
         if kind in {"simple_expansion", "expansion"}:

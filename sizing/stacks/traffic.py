@@ -81,7 +81,6 @@ def read_traffic(
 
 
 def _conversations(path: Path, characters_per_token: float | None, *, skip_images: bool) -> Traffic:
-    """Read conversations: a prompt is all that came before an answer."""
     if characters_per_token is None:
         expected = "characters of a token: texts are not tokenised here"
         raise InputError("--characters-per-token", None, expected, "English has about 4")

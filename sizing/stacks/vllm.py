@@ -191,14 +191,12 @@ def read_vllm(launch: Launch) -> ReadEngine:
 
 
 def _without_effect(name: str) -> bool:
-    """Say whether no prediction depends on an argument."""
     flag, tables = name.replace("_", "-"), effects()
     dynamo = tables["dynamo"].keys() - {_flag(role)[2:] for role in DYNAMO_ROLES}
     return any(flag in names for names in (tables["without_effect"], tables["retired"], dynamo))
 
 
 def _as_predicted(name: str, value: object) -> bool:
-    """Say whether an argument has the value that is predicted without it."""
     flag = name.replace("_", "-")
     default = table().get(flag, {}).get("default", effects()["as_predicted"].get(flag))
     return default is not None and (value == default or value == str(default))
@@ -252,7 +250,6 @@ def _drafts(args: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _balancing(args: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the copies of experts, where they are balanced."""
     config = _mapping(args.pop("eplb_config", {}), where)
     if not args.pop("enable_eplb", False):
         return {}
