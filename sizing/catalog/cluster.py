@@ -84,7 +84,6 @@ def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpe
 
 
 def _preset(choice: ClusterChoice, place: str) -> ClusterSpec:
-    """Return the preset with the GPU and the nodes that the scenario asks for."""
     name = choice.preset or ""
     if name not in clusters():
         raise unknown(f"{place}.preset", name, "a cluster preset", clusters())
@@ -96,7 +95,6 @@ def _preset(choice: ClusterChoice, place: str) -> ClusterSpec:
 
 
 def _failures(choice: ClusterChoice, preset: FailureSpec | None, place: str) -> FailureSpec | None:
-    """Return the preset's failures with the scenario's own numbers over them."""
     mtbf_s = choice.gpu_mtbf_s or (preset.gpu_mtbf_s if preset else None)
     repair_s = choice.repair_s or (preset.node_repair_s if preset else None)
     if mtbf_s is None and repair_s is None:

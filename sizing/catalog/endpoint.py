@@ -24,7 +24,7 @@ class EndpointCost:
         busy_fraction: largest part of a core at which a process delays no request.
         process_bytes: memory of a process without requests.
         stream_bytes: memory that a stream adds to its endpoint process.
-        document, date: where the figures come from.
+        document, date: source of the figures.
     """
 
     token_s: Positive

@@ -94,17 +94,17 @@ def price_lists() -> tuple[PriceList, ...]:
 
 def list_price(gpu: str) -> ListPrice | None:
     """Return the median of what the lists ask for a GPU; `None`: none of them has it."""
-    found = [each for each in price_lists() if gpu in each.usd_per_gpu_hour]
-    if not found:
+    lists = [prices for prices in price_lists() if gpu in prices.usd_per_gpu_hour]
+    if not lists:
         return None
-    asked = [each.usd_per_gpu_hour[gpu] for each in found]
-    dates = [each.date for each in found]
+    usd_per_gpu_hour = [prices.usd_per_gpu_hour[gpu] for prices in lists]
+    dates = [prices.date for prices in lists]
     return ListPrice(
         gpu=gpu,
-        usd_per_gpu_hour=median(asked),
-        lowest_usd_per_gpu_hour=min(asked),
-        highest_usd_per_gpu_hour=max(asked),
-        lists=len(found),
+        usd_per_gpu_hour=median(usd_per_gpu_hour),
+        lowest_usd_per_gpu_hour=min(usd_per_gpu_hour),
+        highest_usd_per_gpu_hour=max(usd_per_gpu_hour),
+        lists=len(lists),
         oldest=min(dates),
         newest=max(dates),
     )
@@ -117,7 +117,7 @@ def list_prices(gpus: Iterable[str], *, place: str) -> tuple[ListPrice, ...]:
     Raises:
         InputError: the first that is on no list, naming *place*.
     """
-    found = []
+    prices = []
     for gpu in gpus:
         price = list_price(gpu)
         if price is None:
@@ -127,5 +127,5 @@ def list_prices(gpus: Iterable[str], *, place: str) -> tuple[ListPrice, ...]:
                 f"a GPU with a list price: configs/prices.toml has none of {gpu}",
                 f'your own price: [search] prices_usd_per_gpu_hour = {{ "{gpu}" = 2.0 }}',
             )
-        found.append(price)
-    return tuple(found)
+        prices.append(price)
+    return tuple(prices)

@@ -49,7 +49,6 @@ def host_links() -> dict[str, HostLink]:
 
 
 def _host_rates(gpus: Iterable[GpuSpec], place: str, value: object) -> dict[str, float]:
-    """Return the rate of copies from host memory to each GPU; refuse one without a known link."""
     rates = {}
     for gpu in gpus:
         link = host_links().get(gpu.name)

@@ -102,7 +102,6 @@ def _known_as(name: str) -> tuple[str, str] | None:
 
 
 def _from_catalog(key: str, name: str, hub_id: str) -> ModelSpec:
-    """Return the model of an entry under a *name*, loaded by the entry's hub id or another."""
     entry = models()[key]
     source = hub_id if "/" in hub_id else entry.hub_id
     model = model_from(entry.config, name=name, source=source, place=f"{key}.toml")
@@ -126,7 +125,6 @@ def model_family(name: str) -> str:
 
 @cache
 def _model_names() -> Mapping[str, str]:
-    """Return all names and hub ids of the model catalog, each with the key of its entry."""
     return {
         name: key for key, entry in models().items() for name in (key, entry.hub_id, *entry.aliases)
     }

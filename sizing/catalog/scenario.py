@@ -74,9 +74,9 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
     except InputError as error:
         # A scenario has no options of its own for a trace.
         options = {"--time-unit": "--time-unit UNIT", "--skip-images": "--skip-images"}
-        given = next((of for name, of in options.items() if name in (error.way_out or "")), None)
-        way_out = f"run `sizing traffic {trace} {given} -o TRACE` first, and name TRACE here"
-        where, out = f"{place}.trace: {error.place}", way_out if given else error.way_out
+        option = next((of for name, of in options.items() if name in (error.way_out or "")), None)
+        way_out = f"run `sizing traffic {trace} {option} -o TRACE` first, and name TRACE here"
+        where, out = f"{place}.trace: {error.place}", way_out if option else error.way_out
         raise InputError(where, error.value, error.expectation, out) from None
     load["lengths"] = [list(row) for row in traffic.lengths]
     if load.get("users") is None and load.get("requests_per_s") is None:
@@ -119,7 +119,7 @@ def inputs_of(
         cluster=cluster,
         engine=engine,
         calibration=calibration,
-        other_gpus=tuple(each for name, each in kinds.items() if name != gpu.name),
+        other_gpus=tuple(kind for name, kind in kinds.items() if name != gpu.name),
     )
     if chosen.cost.prices != CATALOG:
         return inputs

@@ -38,12 +38,10 @@ class ScenarioKey:
     One key of a scenario file.
 
     Attributes:
-        key: the dotted key, its table first.
-        unit: "" for names and lists.
-        required: whether a file without the key is refused.
-        default: the value where the file does not have the key.
-        minimum: the smallest value that is accepted; `None` means no limit.
-        maximum: the largest value that is accepted; `None` means no limit.
+        key: dotted key, its table first.
+        unit: unit; "" for names and lists.
+        default: value where the file does not have the key.
+        minimum, maximum: least and largest value accepted; `None`: no limit.
     """
 
     key: str
@@ -63,16 +61,16 @@ def scenario_keys() -> tuple[ScenarioKey, ...]:
 
 def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
     hints, meanings = get_type_hints(cls), attribute_docs(cls)
-    found = []
+    keys = []
     for spec in fields(cls):
         key, hint = prefix + spec.name, hints[spec.name]
         if is_dataclass(hint) and isinstance(hint, type) and hint is not Lengths:
-            found += _keys(hint, f"{key}.")
+            keys += _keys(hint, f"{key}.")
             continue
         whole = key.replace("workload.classes.slo.", "slo.").replace(".classes.", ".")
         low, high = LIMITS.get(whole) or LIMITS.get(f"{whole}.max_tokens") or (None, None)
         choices = spec.metadata.get("choices")
-        found.append(
+        keys.append(
             ScenarioKey(
                 key=key,
                 type=_type_name(hint),
@@ -86,12 +84,11 @@ def _keys(cls: type, prefix: str) -> list[ScenarioKey]:
             )
         )
         inner = Lengths if hint in {Lengths, Lengths | None} else _table_of_list(hint)
-        found += _keys(inner, f"{key}.") if inner else []
-    return found
+        keys += _keys(inner, f"{key}.") if inner else []
+    return keys
 
 
 def _table_of_list(hint: object) -> type | None:
-    """Return the dataclass of the tables in a list; `None` of another type."""
     of = get_args(hint)[0] if get_origin(hint) is tuple else None
     return of if isinstance(of, type) and is_dataclass(of) else None
 

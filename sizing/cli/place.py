@@ -205,10 +205,10 @@ def _on(plan: Plan, spec: ClusterSpec, topology: Topology) -> Plan:
 
 def requests_of(plan: Plan) -> list[PoolRequest]:
     """Return the replicas of a plan's pools, prefill before decode."""
-    from sizing.planner.deployment import request_of
+    from sizing.network.gpu_groups import PoolRequest
 
     pools = sorted(plan.pools, key=lambda pool: pool.role, reverse=True)
-    return [request_of(pool.role, pool.replicas, pool.slicing) for pool in pools]
+    return [PoolRequest.of(pool.role, pool.replicas, pool.slicing) for pool in pools]
 
 
 def pool_rules(plan: Plan, topology: Topology) -> PoolRules:

@@ -20,13 +20,13 @@ from sizing.cli.common import (
     out_file,
     print_json,
 )
-from sizing.stacks.targets import TARGETS
+from sizing.stacks.formats import FORMATS
 
 
 def export(
     plan: PlanFile,
     to: Annotated[
-        str | None, Option(help="Stack: " + ", ".join(TARGETS) + "; else the plan's engine.")
+        str | None, Option(help="Stack: " + ", ".join(FORMATS) + "; else the plan's engine.")
     ] = None,
     out: Annotated[
         Path | None, Option("--out", "-o", metavar="DIR", help="Folder of the files; else stdout")
@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Write a plan for another serving stack: commands of its engines, or its files."""
     from minicluster.plan import read_plan
-    from sizing.stacks.export import export as exported
+    from sizing.stacks.formats import export as exported
 
     files = exported(read_plan(plan), to, image=image)
     if out is None:

@@ -57,7 +57,7 @@ def tree(endpoints: int, radix: int, *, leaves: int | None = None) -> tuple[int,
     Args:
         endpoints: n.
         radix: R; the odd port of an odd radix stays free.
-        leaves: where wiring by rail asks for more of them.
+        leaves: number of leaves where wiring by rail asks for more.
 
     Raises:
         InputError: no tree of three tiers holds them.
@@ -126,13 +126,13 @@ class Parts:
     Parts of a network.
 
     Attributes:
-        tiers: of switches that a GPU is under.
-        switches_per_tier: from leaf to core.
+        tiers: tiers of switches above a GPU.
+        switches_per_tier: switches of each tier, from leaf to core.
         links_per_tier: cables, from the GPUs up.
         transceivers: two on each optical link, none on copper.
-        ports: of all switches, spares included.
-        ports_used: with a link in them.
-        relative_cost: in prices of a transceiver; copper counts nothing.
+        ports: ports of all switches, spares included.
+        ports_used: ports with a link.
+        relative_cost: cost in prices of a transceiver; copper counts nothing.
     """
 
     kind: str
@@ -184,8 +184,8 @@ class Bill(Parts):
     Attributes:
         trees: separate networks: 1 of a Clos; of rail-only the rails, or what is left of them
             after several share a switch.
-        power_w: of switches and transceivers; `None` unless both powers were given.
-        saving_fraction: of relative_cost, against a Clos of the same order.
+        power_w: power of switches and transceivers; `None` unless both powers were given.
+        saving_fraction: share of relative_cost saved against a Clos of the same order.
         endpoints_per_leaf: GPUs that lose their link with one leaf switch.
     """
 

@@ -50,7 +50,7 @@ class CollectiveResult:
     Seconds of a collective, and their terms.
 
     Attributes:
-        seconds: by the table where the library was measured on such a group, else by formula;
+        seconds: time by the table where the library was measured on such a group, else by formula;
             `basis` says which, `formula_s` is by formula in any case.
         spans: tier to how many of the units below the group has in one unit of it.
         meets_in: the outermost tier that it crosses.
@@ -58,7 +58,7 @@ class CollectiveResult:
         bus_bytes_per_s: bytes that cross each GPU's link a second.
         libraries: seconds by each library that was measured on such a group and size.
         ring_s: as one flat ring; `None` for patterns that have none.
-        chunk_bytes: of such a ring's messages: they shrink as it grows.
+        chunk_bytes: size of such a ring's messages, which shrink as it grows.
     """
 
     pattern: str
@@ -90,7 +90,7 @@ def answer(
 
     Args:
         measured: tables of libraries on this GPU, points filled in.
-        protocols: of the library, for the formula.
+        protocols: the library's protocols, for the formula.
         library: whose table to read; `None`: the formula.
 
     Raises:
@@ -172,7 +172,6 @@ def _forward_s(question: Question, topology: Topology, spans: tuple[int, ...]) -
 
 
 def _point_to_point(question: Question, topology: Topology) -> CollectiveResult:
-    """Time one send from the first GPU to the one *stride* further on."""
     size, distance = question.size_bytes, question.stride
     index = topology.holding(distance + 1)
     tier, domain = topology.tiers[index], topology.tiers[0]

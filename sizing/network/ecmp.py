@@ -19,7 +19,7 @@ class Hashing(Options):
     Flows, and the uplinks they are hashed onto.
 
     Attributes:
-        pairs: of GPUs that send through the switch at once, each at a port's full rate.
+        pairs: pairs of GPUs that send through the switch at once, each at a port's full rate.
         uplinks: equal ports that lead on.
         flows: over which one pair spreads its bytes evenly, each hashed by itself.
     """
@@ -36,11 +36,11 @@ class Collisions:
 
     Attributes:
         imbalance_mean: the fullest uplink's load over the average one's; 1 is perfect.
-        imbalance_standard_error: of that mean, from the trials.
+        imbalance_standard_error: standard error of that mean, from the trials.
         imbalance_p50, imbalance_p99: its quantiles over the trials.
-        slowest_fraction: of its fair rate that the worst flow keeps, on average: what a collective
+        slowest_fraction: mean share of its fair rate that the worst flow keeps: what a collective
             gets, which waits for its last message.
-        throughput_fraction: of the uplinks' rate that is used while all pairs send.
+        throughput_fraction: share of the uplinks' rate that is used while all pairs send.
         idle_fraction: uplinks without any flow.
         idle_exact_fraction: the same by (1 - 1/U)^(pairs flows).
     """

@@ -12,6 +12,7 @@ from minicluster.specs.checks import Count, Spec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from minicluster.specs.slicing import Slicing
     from sizing.network.topology_units import TopologyUnit
 
 MOST_GROUPS = 32
@@ -37,6 +38,11 @@ class PoolRequest(Spec):
     replicas: Count
     tp: Count
     pp: Count = 1
+
+    @classmethod
+    def of(cls, role: str, replicas: int, slicing: Slicing) -> PoolRequest:
+        """Return the groups of TP that *replicas* need: one a stage and copy of attention."""
+        return cls(role=role, replicas=replicas, tp=slicing.tp, pp=slicing.pp * slicing.dp)
 
     @property
     def gpus(self) -> int:

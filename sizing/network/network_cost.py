@@ -32,8 +32,8 @@ class Transfer:
     KV of the mean prompt, pulled between pools that meet in one tier.
 
     Attributes:
-        seconds: with no other pull under way.
-        all_sending_s: with all of a unit's GPUs sending at once, which share its uplinks.
+        seconds: time of a pull with no other under way.
+        all_sending_s: time with all of a unit's GPUs sending at once, which share its uplinks.
         planned: whether the plan counts on this tier (`cluster.pools_meet_in`).
     """
 
@@ -67,9 +67,9 @@ class Spanning:
 
     Attributes:
         beyond_s: seconds that one domain as wide as a group (tp x dp) would not take.
-        pulling_fraction: of the time, while KV pulls hold the NICs of one of its GPUs.
+        pulling_fraction: share of the time, while KV pulls hold the NICs of one of its GPUs.
         shared_s: seconds that exchanges take longer, to first order, because they meet pulls.
-        pulls_longer_fraction: by which pulls take longer, to first order, because they meet
+        pulls_longer_fraction: share by which pulls take longer, to first order, because they meet
             exchanges. Neither is in the prediction.
     """
 
@@ -146,7 +146,6 @@ def spanning(inputs: Inputs, pools: Sequence[Pool], path: PathCoefficients) -> t
 
 
 def _leaving_s(machine: Machine, load: StepLoad, slicing: Slicing) -> tuple[float, float]:
-    """Return the seconds of a step's collectives that leave the HB domain, and what it adds."""
     joined = replace(machine, cluster=machine.cluster.with_nodes(10**6, 10**6))
     terms = (step_terms(each, load, slicing=slicing) for each in (machine, joined))
     leaving = [
@@ -160,7 +159,6 @@ def _leaving_s(machine: Machine, load: StepLoad, slicing: Slicing) -> tuple[floa
 
 
 def _step(pool: Pool, tokens: float) -> StepLoad:
-    """Return the mean prompt, or a full decode batch."""
     if pool.role == "prefill":
         return prefill_load(tokens)
     return decode_load(pool.max_num_seqs, tokens)
@@ -172,7 +170,6 @@ def mean_prompt_tokens(load: WorkloadSpec) -> float:
 
 
 def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Iterator[Transfer]:
-    """Time the pull of the mean prompt in each tier beyond the HB domain."""
     cluster = machine.cluster
     topology = topology_of(cluster, machine.gpu)
     for index, tier in enumerate(topology.tiers[1:], start=1):

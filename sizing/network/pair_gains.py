@@ -15,7 +15,7 @@ Counts = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class GainTable:
     """
     What a unit can hold, and what it is worth.
 
@@ -25,7 +25,7 @@ class Table:
     """
 
     value: NDArray[np.float64]
-    steps: tuple[tuple[Table, NDArray[np.int64]], ...] = ()
+    steps: tuple[tuple[GainTable, NDArray[np.int64]], ...] = ()
 
     @property
     def options(self) -> list[Counts]:
@@ -40,8 +40,8 @@ class Objective:
 
     Attributes:
         leaf: tier of the units that replicas are packed into.
-        fits: whether a leaf has room for counts.
-        gain: of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
+        fits: test whether a leaf has room for counts.
+        gain: gain of a pair that meets in one unit of a tier, by tier: c_(j+1) - c_j.
         opening: price of a leaf that is used at all.
         evenness: price of the squared counts of a unit.
         caps: most replicas of each role in one unit, by tier.
@@ -61,10 +61,10 @@ class GainTables:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self._tables: dict[tuple[object, ...], Table] = {}
+        self._tables: dict[tuple[object, ...], GainTable] = {}
         self._keys: dict[tuple[object, ...], int] = {}
 
-    def table(self, unit: TopologyUnit) -> Table:
+    def table(self, unit: TopologyUnit) -> GainTable:
         """
         Return the table of a unit.
 
@@ -78,13 +78,12 @@ class GainTables:
         return self._tables[key]
 
     def _key(self, unit: TopologyUnit) -> tuple[object, ...]:
-        """Name what makes two units alike."""
         if unit.tier == 0:
             return (0, unit.free)
         inside = tuple(self._keys.setdefault(self._key(r), len(self._keys)) for r in unit.inner)
         return (unit.tier, inside)
 
-    def _leaf(self, unit: TopologyUnit) -> Table:
+    def _leaf(self, unit: TopologyUnit) -> GainTable:
         first, second = self.objective.total
         value = np.full((first + 1, second + 1), -np.inf)
         for p in range(first + 1):
@@ -95,7 +94,7 @@ class GainTables:
         # Whatever meets in a leaf is taken to meet in one HB domain.
         return self._worth(value, range(unit.tier + 1))
 
-    def _joined(self, unit: TopologyUnit) -> Table:
+    def _joined(self, unit: TopologyUnit) -> GainTable:
         first, second = self.objective.total
         acc = np.full((first + 1, second + 1), -np.inf)
         acc[0, 0] = 0.0
@@ -107,10 +106,10 @@ class GainTables:
             choice = np.zeros(acc.shape, dtype=np.int64)
             for index, (p, d) in enumerate(child.options):
                 high, wide = min(reach[0], first - p) + 1, min(reach[1], second - d) + 1
-                found = acc[:high, :wide] + child.value[p, d]
+                summed = acc[:high, :wide] + child.value[p, d]
                 view = new[p : p + high, d : d + wide]
-                better = found > view
-                view[better] = found[better]
+                better = summed > view
+                view[better] = summed[better]
                 choice[p : p + high, d : d + wide][better] = index
             filled = np.argwhere(np.isfinite(new))
             reach = (int(filled[:, 0].max()), int(filled[:, 1].max()))
@@ -122,8 +121,8 @@ class GainTables:
         self,
         value: NDArray[np.float64],
         tiers: range,
-        steps: tuple[tuple[Table, NDArray[np.int64]], ...] = (),
-    ) -> Table:
+        steps: tuple[tuple[GainTable, NDArray[np.int64]], ...] = (),
+    ) -> GainTable:
         """Add what pairs gain that meet here, less what crowding costs, and keep to the caps."""
         p, d = np.ogrid[: value.shape[0], : value.shape[1]]
         gain = sum(self.objective.gain[j] for j in tiers if j < len(self.objective.gain))
@@ -132,20 +131,22 @@ class GainTables:
         first, second = self.objective.caps.get(tiers[-1], self.objective.total)
         worth[first + 1 :, :] = -np.inf
         worth[:, second + 1 :] = -np.inf
-        return Table(value=worth, steps=steps)
+        return GainTable(value=worth, steps=steps)
 
 
-def shares(unit: TopologyUnit, table: Table, counts: Counts) -> list[tuple[TopologyUnit, Counts]]:
+def shares(
+    unit: TopologyUnit, table: GainTable, counts: Counts
+) -> list[tuple[TopologyUnit, Counts]]:
     """Return the leaves that hold replicas in the best placement of *counts*, with theirs."""
     if not table.steps:
         return [(unit, counts)] if any(counts) else []
-    found: list[tuple[TopologyUnit, Counts]] = []
+    leaves: list[tuple[TopologyUnit, Counts]] = []
     p, d = counts
     for inner, (child, choice) in reversed(list(zip(unit.inner, table.steps, strict=True))):
         taken = child.options[int(choice[p, d])]
-        found = shares(inner, child, taken) + found
+        leaves = shares(inner, child, taken) + leaves
         p, d = p - taken[0], d - taken[1]
-    return found
+    return leaves
 
 
 def bound_gain(
@@ -162,9 +163,9 @@ def bound_gain(
     first, second = total
     p, d = widths
     bound = 0.0
-    for each, free in zip(gain, roomiest, strict=False):
+    for gain_of_pair, free in zip(gain, roomiest, strict=False):
         beside = min(second, max(0, free - p) // d) if second else 0
         other = min(first, max(0, free - d) // p) if second else 0
         even = free * (first * p + second * d) / (4 * p * d)
-        bound += each * min(first * beside, second * other, even)
+        bound += gain_of_pair * min(first * beside, second * other, even)
     return bound

@@ -34,11 +34,11 @@ class PoolRules:
 
     Attributes:
         seconds_per_byte: between two GPUs that meet at a tier, by tier, never falling outwards.
-        pair_bytes_per_s: that every prefill replica sends every decode replica.
+        pair_bytes_per_s: rate from each prefill replica to each decode replica.
         replica_within: the widest tier that one replica may spread over; `None`: any.
         pairs_within: the widest tier between a prefill and a decode replica; `None`: any.
         spread_tier: failure domain that no more than a share of a role may be in.
-        spread_least: into how many of them each role goes at least, as even as that takes.
+        spread_least: least number of them for each role, evenly filled.
     """
 
     seconds_per_byte: tuple[float, ...]
@@ -60,9 +60,9 @@ class PoolPlan:
         bound: no placement under the same rules costs less.
         optimal: cost equals bound.
         method: `exact`, or `greedy` where that takes too much work.
-        meeting_fraction: of the bytes between replicas, by tier.
+        meeting_fraction: share of the bytes between replicas, by tier.
         spread: role to tier to units used.
-        rail_aligned_fraction: of the bytes that leave their HB domain, on one rail.
+        rail_aligned_fraction: share on one rail of the bytes that leave their HB domain.
     """
 
     groups: tuple[GpuGroup, ...]
@@ -175,7 +175,6 @@ def _cut(
 
 
 def _leaf_tier(task: _PoolTask) -> int:
-    """Return the innermost tier of which a unit holds the widest replica."""
     leaf = 0
     for request in task.requests:
         tier = replica_tier(
@@ -290,7 +289,6 @@ def _no_room(task: _PoolTask) -> NegativeAnswer:
 def _numbered(
     task: _PoolTask, taken: _Taken, requests: Sequence[PoolRequest]
 ) -> tuple[GpuGroup, ...]:
-    """Number the replicas and stages asked for, and join the parts of TP that straddles."""
     packs = [packed(unit, task.requests, counts) or {} for unit, counts in taken.leaves]
     found: list[GpuGroup] = []
     for request, cut in zip(requests, task.requests, strict=True):

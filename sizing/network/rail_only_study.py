@@ -54,7 +54,7 @@ class Conventions(Spec):
         flops_per_parameter_and_token: c: 6, or 8 with full recompute.
         gpus: cluster sizes that it looks at.
         hb_sizes: HB sizes that it sweeps.
-        radices: of switches.
+        radices: radices of switches.
         bill_hb_size: HB size of its bill of materials.
         warning: what of it not to use elsewhere.
     """
@@ -79,7 +79,7 @@ def find_study(name: str, overrides: Sequence[str] = ()) -> Conventions:
     Return the conventions of a study, some of them overridden.
 
     Args:
-        name: of a file in `configs/studies`, or the path of one like it.
+        name: name of a file in `configs/studies`, or the path of one like it.
     """
     expectation = "a study or a file like one"
     path = find_file("studies", name, place="--study", expectation=expectation)
@@ -99,7 +99,7 @@ class Iteration:
         model_parallel_bytes: activations that one GPU sends in the HB domain.
         hb_bytes: gradients that it sends in the HB domain.
         rail_bytes: gradients that it sends on its rail.
-        compute_s: of the arithmetic.
+        compute_s: time of the arithmetic.
         model_parallel_s: all-reduces of activations.
         hb_s: reduce-scatter and all-gather of gradients in the HB domain.
         rail_s: all-reduce of gradients on the rails.
@@ -144,7 +144,7 @@ class Sweep:
     Steps of one model on one number of GPUs.
 
     Attributes:
-        gains: by which fraction each HB size shortens the step of the one before; one less than
+        gains: fraction by which each HB size shortens the step of the one before; one less than
             points; empty for a sweep of batches.
     """
 
@@ -162,7 +162,7 @@ class Shares:
     Attributes:
         silent_pairs_fraction: pairs of GPUs that send each other nothing.
         hb_pairs_fraction: pairs that talk inside an HB domain.
-        hb_bytes_fraction: of all bytes sent.
+        hb_bytes_fraction: share of all bytes sent.
     """
 
     model: str
@@ -187,13 +187,13 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class RailOnlyResult:
     """
     Everything that the study says, from our model.
 
     Attributes:
         scale_ratio: B_F / B_S as the study counts both: 19.2 in the paper, like for like 9.
-        hb_bytes_per_s: that the GPUs of an HB domain send together, as the study counts B_F.
+        hb_bytes_per_s: rate of all GPUs of an HB domain together, as the study counts B_F.
         price_ratio: a switch port's price over a transceiver's, of all savings.
     """
 
@@ -214,7 +214,7 @@ class Study:
         return min(values), max(values)
 
 
-def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
+def study(conventions: Conventions, *, price_ratio: float = 2.0) -> RailOnlyResult:
     """
     Run the study.
 
@@ -228,7 +228,7 @@ def study(conventions: Conventions, *, price_ratio: float = 2.0) -> Study:
     runs = [(model, gpus) for gpus in sizes for model in conventions.models]
     warnings = [conventions.warning]
     warnings += [f"{model.name}: {model.warning}" for model in conventions.models if model.warning]
-    return Study(
+    return RailOnlyResult(
         conventions=conventions,
         price_ratio=price_ratio,
         hb_sweeps=tuple(

@@ -41,17 +41,17 @@ class Degrees(Spec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class TierCut:
     """
-    What crosses the units of one tier.
+    Traffic that crosses the units of one tier.
 
     Attributes:
-        units: that the job spreads over.
-        ring_edges: of a ring over the replicas, out of `ring`, that cross them.
+        units: units that the job spreads over.
+        ring_edges: edges of a ring over the replicas, out of `ring`, that cross them.
         bound: no order of the replicas, in any units, crosses fewer.
-        random_fraction: of the edges that a random order crosses in the same units.
-        stage_edges: of all replicas' pipelines and sequence slices that cross them.
-        uplink_fraction: of a unit's uplinks that its rings take at full speed.
+        random_fraction: share of the edges that a random order crosses in the same units.
+        stage_edges: edges of all replicas' pipelines and sequence slices that cross them.
+        uplink_fraction: share of a unit's uplinks that its rings take at full speed.
     """
 
     tier: str
@@ -71,14 +71,14 @@ class RankPlan:
 
     Attributes:
         ranks: (node, GPU of the node) by rank.
-        cuts: by tier, from the inside out, the outermost unit of all left out.
+        cuts: cuts by tier, from the inside out, without the outermost unit of all.
         optimal: every ring crosses no more than it must.
         warnings: what the layout costs, where it does not follow the rules.
     """
 
     degrees: Degrees
     ranks: tuple[tuple[str, int], ...]
-    cuts: tuple[Cut, ...]
+    cuts: tuple[TierCut, ...]
     optimal: bool
     warnings: tuple[str, ...] = ()
 
@@ -91,7 +91,7 @@ class RankRules:
     Attributes:
         straddle: TP may leave the HB domain; it then takes equal shares of as few as can be.
         replica_within: the widest tier that one replica may spread over; `None`: any.
-        oversubscription: of each tier, inner to outer, as one GPU sees it.
+        oversubscription: oversubscription of each tier, inner to outer, as one GPU sees it.
     """
 
     straddle: bool = False
@@ -208,9 +208,9 @@ def _select(
         chosen[index] = min(left, room.pop(index))
         left -= chosen[index]
     return [
-        found
+        share
         for index in sorted(chosen)
-        for found in _select(root.inner[index], chosen[index], tier, job)
+        for share in _select(root.inner[index], chosen[index], tier, job)
     ]
 
 
@@ -221,7 +221,7 @@ def _cut(
     replicas: Sequence[list[Atom]],
     job: _RankedJob,
     rules: RankRules,
-) -> Cut:
+) -> TierCut:
     """Count what crosses the units of one tier (eq. D1)."""
     unit_of = {domain.first: unit.first for unit in root.at(tier) for domain in unit.domains()}
     where = [[unit_of[domain] for _, domain in replica] for replica in replicas]
@@ -230,11 +230,11 @@ def _cut(
         sum(where[i][position] != where[i - 1][position] for i in range(count))
         for position in range(job.atoms)
     )
-    firsts = Counter(own[0] for own in where)
+    firsts = Counter(units[0] for units in where)
     pairs = count * (count - 1)
     rate = rules.oversubscription[tier + 1] if rules.oversubscription else 1.0
     size = max(unit.free for unit in root.at(tier)) or 1
-    return Cut(
+    return TierCut(
         tier=tiers[tier],
         units=len({unit for own in where for unit in own}),
         ring=count,

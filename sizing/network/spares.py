@@ -89,10 +89,10 @@ def spares(
 
     Args:
         needed: N parts (GPUs, nodes, replicas, switches).
-        mtbf_s: of one of them. A replica of g GPUs fails g times as often as a GPU.
+        mtbf_s: mean time between failures of one part; a replica of g GPUs has 1/g of a GPU's.
         repair_s: until a failed one works again.
         availability: A, below 1.
-        crews: repairs that go on at a time; `None`: as many as there are failures.
+        crews: repairs at a time; `None`: as many as there are failures.
 
     Raises:
         InputError: an availability that is not between 0 and 1, times or counts that are not

@@ -136,7 +136,7 @@ def unit_tree(
 
     Args:
         spare_nodes: further nodes to keep free, the last ones that are `ok`.
-        spare_tier: of each unit of this tier; `None`: of the whole inventory.
+        spare_tier: tier of whose every unit spares are kept; `None`: of the whole inventory.
         gpus_per_hb_domain: at most; a node with more has several domains. `None`: nodes have one.
 
     Raises:
@@ -185,7 +185,6 @@ def _kept(inventory: Inventory, spare_nodes: int, spare_tier: str | None) -> set
 def _unit(
     tier: int, placed: Sequence[tuple[Node, int]], tiers: Sequence[str], kept: set[str]
 ) -> TopologyUnit:
-    """Make one unit from its nodes, each with the number of its first GPU."""
     first = placed[0][1]
     if tier == 0:
         free = (node for node, _ in placed if node.name not in kept)

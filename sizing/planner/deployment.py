@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError, NegativeAnswer
+from minicluster.errors import InputError
 from minicluster.plan import Deployment, EngineSettings, Pool, Routing
-from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
 from sizing.catalog.engine import schedules_ahead
 from sizing.catalog.host_link import kv_offload
 from sizing.network.gpu_groups import PoolRequest
-from sizing.network.pools import PoolPlan, PoolRules, place_pools
-from sizing.network.topology_units import unit_tree
+from sizing.network.plan_nodes import place
 from sizing.planner.configuration import Configuration
 from sizing.planner.layout import (
     Layout,
@@ -23,12 +21,10 @@ from sizing.planner.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from minicluster.plan import Inputs, Placement
-    from minicluster.specs.cluster import ClusterSpec
+    from minicluster.plan import Inputs
     from minicluster.specs.engine import EngineProfile, EngineRules
-    from minicluster.specs.slicing import Slicing
 
 MEASURED_CONTEXT_TOKENS = 1024
 """Context of the engines that are measured: room for the longest timed prompt and its answer."""
@@ -139,7 +135,8 @@ def _pools(
     shapes = chosen.layout.shapes
     counts = {role: count + spares.get(role, 0) for role, count in chosen.replicas.items()}
     requests = [
-        (shape.gpu, request_of(role, counts[role], shape.slicing)) for role, shape in shapes.items()
+        (shape.gpu, PoolRequest.of(role, counts[role], shape.slicing))
+        for role, shape in shapes.items()
     ]
     placement = place(inputs.cluster, requests)
     # A prompt's KV cache stays with prefill until decode has pulled it.
@@ -221,61 +218,3 @@ def gpus_with_spares(inputs: Inputs, chosen: Configuration) -> dict[str, int]:
         shape = chosen.layout.shapes[role]
         found[shape.gpu] += count * shape.gpus
     return found
-
-
-STEP = 10.0
-"""Price of a byte across a tier, times that of the tier inside it: what is near is nearer first."""
-
-
-def request_of(role: str, replicas: int, slicing: Slicing) -> PoolRequest:
-    """Return the groups of TP that *replicas* need: one a stage and copy of attention."""
-    return PoolRequest(role=role, replicas=replicas, tp=slicing.tp, pp=slicing.pp * slicing.dp)
-
-
-def place(
-    cluster: ClusterSpec, requests: Sequence[tuple[str, PoolRequest]]
-) -> dict[str, tuple[Placement, ...]]:
-    """
-    Place the replicas of a plan on the cluster's nodes (docs/model.md, eq. D2).
-
-    Where the cluster lists its nodes, these are taken; else as few as hold the replicas, numbered
-    from 0. Nodes hold one kind of GPU.
-
-    Args:
-        requests: of each pool, prefill before decode, its kind of GPU and its replicas.
-
-    Returns:
-        Per role, one placement a node of each replica, replica after replica.
-
-    Raises:
-        NegativeAnswer: the nodes that the cluster lists have no room.
-    """
-    placed: dict[str, tuple[Placement, ...]] = {}
-    for kind in dict.fromkeys(kind for kind, _ in requests):
-        own = [request for each, request in requests if each == kind]
-        taken = len({place.node for each in placed.values() for place in each})
-        found = _placed(cluster, own, taken)
-        placed |= {request.role: found.placement(request.role) for request in own}
-    return placed
-
-
-def _placed(cluster: ClusterSpec, requests: Sequence[PoolRequest], first_node: int) -> PoolPlan:
-    tiers = cluster.tier_sizes
-    if tiers[-1][1] is not None:  # the plan may take more nodes than the preset has room for
-        tiers = (*tiers, (NETWORK, None))
-    rules = PoolRules(
-        seconds_per_byte=tuple(STEP**index for index in range(len(tiers))),
-        pair_bytes_per_s=1.0,
-    )
-    if cluster.nodes:
-        listed = Inventory(nodes=cluster.nodes, tiers=tuple(name for name, _ in tiers))
-        return place_pools(requests, unit_tree(listed), listed.tiers, rules)
-    gpus = sum(request.gpus for request in requests)
-    for count in range(-(-gpus // cluster.gpus_per_node), gpus + 1):
-        nodes = numbered_nodes(count, cluster.gpus_per_node, tiers, first=first_node)
-        root = unit_tree(nodes, gpus_per_hb_domain=cluster.gpus_per_hb_domain)
-        try:
-            return place_pools(requests, root, nodes.tiers, rules)
-        except NegativeAnswer:
-            continue  # widths that leave gaps take more nodes
-    raise AssertionError("a node for each GPU has room for every group")

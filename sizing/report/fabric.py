@@ -8,7 +8,7 @@ from minicluster.pages.figure import Figure, axis, log_axis
 from minicluster.pages.latency import HEADROOM
 from minicluster.pages.page import ChartRow, Page
 from minicluster.units import seconds
-from sizing.network.rail_only_study import BATCHES, Saving, Shares, Study, Sweep
+from sizing.network.rail_only_study import BATCHES, RailOnlyResult, Saving, Shares, Sweep
 from sizing.report.study import series_figure
 from sizing.report.tables import columns_table, facts_table, table
 
@@ -136,7 +136,7 @@ def collisions_table(found: Sequence[Collisions]) -> Table:
     return columns_table(title, columns)
 
 
-def study_tables(found: Study) -> Iterator[Table]:
+def study_tables(found: RailOnlyResult) -> Iterator[Table]:
     """Yield the rail-only study: HB sizes, traffic, savings."""
     for sweep in found.hb_sweeps:
         points = sweep.points
@@ -227,7 +227,7 @@ def crossing_lines(found: Crossing) -> list[str]:
     return lines
 
 
-def study_page(study: Study) -> Page:
+def study_page(study: RailOnlyResult) -> Page:
     """Return the page of a study: its charts and the warnings about its conventions."""
     lines: tuple[str, ...] = ()
     if study.savings:
@@ -244,7 +244,7 @@ def study_page(study: Study) -> Page:
     )
 
 
-def study_figures(study: Study) -> Iterator[Figure]:
+def study_figures(study: RailOnlyResult) -> Iterator[Figure]:
     """Draw time and distance of sweeps, batches, traffic and costs, where the study has them."""
     for gpus in study.conventions.gpus:
         at = f"{short(gpus)} GPUs"

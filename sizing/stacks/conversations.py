@@ -62,7 +62,7 @@ def is_conversation(path: Path, text: str) -> bool:
     if not begins_as_json(text):
         return False
     _, first = next(read_records(path, EXPECTED), ("", {}))
-    meanings = {each.what for key, _ in flat(first) if (each := meaning(key)) is not None}
+    meanings = {field.what for key, _ in flat(first) if (field := meaning(key)) is not None}
     return _key(first) is not None and "prompt" not in meanings
 
 
@@ -84,15 +84,15 @@ def read_answers(path: Path, *, skip_images: bool = False) -> Read:
             raise InputError(place, Fault(f"is a record with the keys {keys}"[:120]), EXPECTED)
         others = {name: value for name, value in record.items() if name != key}
         read.unread.update(dict.fromkeys(others.keys() - {*BEFORE}))
-        for before, own, is_text in _answers(place, others, record[key], read.unread):
+        for before, answer, is_text in _answers(place, others, record[key], read.unread):
             if not is_text and not skip_images:
                 expected = "conversations of text: characters do not say what these cost"
                 way_out = "--skip-images leaves such answers out"
                 raise InputError(
                     place, Fault("is an answer to images, audio or video"), expected, way_out
                 )
-            if is_text and before and own:
-                read.lengths.append((before, own))
+            if is_text and before and answer:
+                read.lengths.append((before, answer))
             else:
                 why = "that are empty, or to nothing" if is_text else "to images, audio or video"
                 read.left_out[f"answers {why}"] += 1
@@ -112,28 +112,27 @@ def _answers(
     for turn in turns:
         if not isinstance(turn, dict):
             raise InputError(place, turn, EXPECTED)
-        said = dict(turn)
-        who = said.pop("from", said.pop("role", None))
-        content = said.pop("value", said.pop("content", None))
-        beside = sum(len(_text(value)) for key in BESIDE if (value := said.pop(key, None)))
-        own = beside + (0 if content is None and beside else _characters(place, content))
-        unread.update({f"{key} of a turn": None for key, value in said.items() if value})
+        rest = dict(turn)
+        who = rest.pop("from", rest.pop("role", None))
+        content = rest.pop("value", rest.pop("content", None))
+        beside = sum(len(_text(value)) for key in BESIDE if (value := rest.pop(key, None)))
+        characters = beside + (0 if content is None and beside else _characters(place, content))
+        unread.update({f"{key} of a turn": None for key, value in rest.items() if value})
         marks = (MARK.search(text) for _, text in flat(turn) if isinstance(text, str))
         is_text = is_text and media([*turn.items(), *flat(turn)]) is None and not any(marks)
         answers = ANSWERS.get(str(who).lower())
         if answers is None:
             raise InputError(f"{place}: from or role", who, f"one of {', '.join(sorted(ANSWERS))}")
         if answers:
-            yield before, own, is_text
-        before += own
+            yield before, characters, is_text
+        before += characters
 
 
 def _characters(place: str, content: Any) -> int:  # noqa: ANN401  (JSON)
-    """Return the characters of a turn's content."""
     if isinstance(content, str):
         return len(content)
     if isinstance(content, list):
-        return sum(_characters(place, each) for each in content)
+        return sum(_characters(place, part) for part in content)
     if isinstance(content, dict):
         if content.get("type") in {"tool_use", "tool_call"}:
             return len(_text(content))

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VERSION = "0.29.0"
-"""Of the vLLM whose flags are known."""
+"""vLLM's version whose flags are read."""
 
 UNKNOWN = "\ufffc"
-"""Stands before and after a name in a text, such as a variable, of which no value is known."""
+"""Mark before and after a name, such as a variable's, whose value the file does not give."""
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-"""Of vLLM's human_readable_int; capital letters are powers of 1024, of whole numbers only."""
+"""Units of vLLM's human_readable_int; capital letters are powers of 1024, of whole numbers only."""
 
 
 @cache
@@ -36,20 +36,20 @@ def table() -> dict[str, dict[str, Any]]:
 
 @cache
 def effects() -> dict[str, Any]:
-    """Return what is made of what is read into no scenario, `configs/flags/effects.toml`."""
+    """Return `configs/flags/effects.toml`: what becomes of words that set no scenario key."""
     return tomllib.loads((configs() / "flags" / "effects.toml").read_text())
 
 
 def arguments(words: Sequence[str], place: str, *, dynamo: bool = False) -> dict[str, Any]:
     """
-    Return the arguments that a command line gives, by the names of vLLM's attributes.
+    Return the arguments of a command line, by the names of vLLM's attributes.
 
     Short flags, beginnings of a flag, `--no-`, `=`, underscores and dotted names are what vLLM's
     parser makes of them; the model's attribute is `model`.
 
     Args:
-        words: after `vllm serve`.
-        dynamo: take the flags of `dynamo.vllm` as well.
+        words: words after `vllm serve`.
+        dynamo: whether the flags of `dynamo.vllm` are taken as well.
 
     Raises:
         InputError: a flag that vLLM does not have, or a value of another kind.
@@ -60,13 +60,13 @@ def arguments(words: Sequence[str], place: str, *, dynamo: bool = False) -> dict
     parser = _parser(dynamo=dynamo)
     parser.place = place
     try:
-        found, extra = parser.parse_known_args(_plain(words, place))
+        namespace, extra = parser.parse_known_args(_plain(words, place))
     except argparse.ArgumentError as error:
         expected = error.message.removeprefix("expected ")
         raise InputError(f"{place}: {error.argument_name}", None, expected) from None
     if extra:
-        raise _unknown(extra[0], place)
-    values = dict(vars(found))
+        raise _no_flag(extra[0], place)
+    values = dict(vars(namespace))
     if "config" in values:
         way_out = "write its flags in the command"
         raise InputError(f"{place}: --config", values["config"], "no file of flags", way_out)
@@ -75,8 +75,6 @@ def arguments(words: Sequence[str], place: str, *, dynamo: bool = False) -> dict
 
 
 class _Parser(argparse.ArgumentParser):
-    """vLLM's flags, with our errors; what no word gives is no argument."""
-
     place = ""
 
     def __init__(self) -> None:
@@ -97,8 +95,8 @@ def _parser(*, dynamo: bool) -> _Parser:
     parser.add_argument("model_tag", nargs="?")
     for row in table().values():
         _add(parser, row["names"], row["kind"], row)
-    own = effects()["retired"] | (effects()["dynamo"] if dynamo else {})
-    for name, kind in own.items():
+    others = effects()["retired"] | (effects()["dynamo"] if dynamo else {})
+    for name, kind in others.items():
         _add(parser, [f"--{name}"], kind, {})
     return parser
 
@@ -111,14 +109,13 @@ def _add(parser: _Parser, names: Sequence[str], kind: str, row: Mapping[str, Any
     else:
         parser.add_argument(
             *names,
-            type=lambda text: converted(text, kind, f"{parser.place}: {names[0]}"),
+            type=lambda text: _converted(text, kind, f"{parser.place}: {names[0]}"),
             nargs="+" if kind == "list" else row.get("nargs"),
             choices=row.get("choices"),
         )
 
 
-def converted(text: str, kind: str, place: str) -> Any:  # noqa: ANN401  (of any kind)
-    """Return a value of a kind of the table; a text with something unknown stays a text."""
+def _converted(text: str, kind: str, place: str) -> Any:  # noqa: ANN401  (of any kind)
     if UNKNOWN in text or kind in {"text", "list"}:
         return text
     try:
@@ -135,11 +132,10 @@ def converted(text: str, kind: str, place: str) -> Any:  # noqa: ANN401  (of any
 
 
 def _tokens(text: str) -> int:
-    """Return a number with a unit; raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text.strip())
+    if not match:
         return int(text)
-    number, unit = found.groups()
+    number, unit = match.groups()
     power = UNITS[unit.lower()]
     if unit.islower():
         return int(float(number) * power)
@@ -167,7 +163,7 @@ def _plain(words: Sequence[str], place: str) -> list[str]:
             _nest(nested.setdefault(_dashed(flag), {}), keys, text, f"{place}: {name}")
         else:
             plain.append(_dashed(name) + equals + value)
-    return [*plain, *(each for flag, of in nested.items() for each in (flag, json.dumps(of)))]
+    return [*plain, *(word for flag, of in nested.items() for word in (flag, json.dumps(of)))]
 
 
 def _dashed(name: str) -> str:
@@ -192,30 +188,30 @@ def _nest(into: dict[str, Any], keys: list[str], text: str, place: str) -> None:
         return
 
 
-def of_table(table_of_flags: Mapping[str, Any]) -> list[str]:
-    """Return the words of arguments by name: `False` is the `--no-` of a flag that has one."""
+def flags(by_name: Mapping[str, Any]) -> list[str]:
+    """Return words of arguments: `a_key` is `--a-key`, `False` a `--no-` flag, a table JSON."""
     words: list[str] = []
-    for name, value in table_of_flags.items():
+    for name, value in by_name.items():
         flag = _dashed(f"--{name}")
         if value is False:
             boolean = table().get(flag[2:], {}).get("kind") == "boolean"
             words += [f"--no-{flag[2:]}"] if boolean else []
         elif value is not None:
-            texts = [] if value is True else value if isinstance(value, list) else [value]
-            words += [flag, *(json.dumps(e) if isinstance(e, dict) else str(e) for e in texts)]
+            parts = [] if value is True else value if isinstance(value, list) else [value]
+            texts = (json.dumps(part) if isinstance(part, dict) else str(part) for part in parts)
+            words += [flag, *texts]
     return words
 
 
-def only(given: Mapping[str, Any], name: str, where: str) -> None:
-    """Refuse keys of a table that neither are read nor are known to have no effect."""
-    known = effects()["keys"][name]
-    more = sorted(set(map(str, given)) - set(known))
-    if more:
-        raise InputError(where, ", ".join(more), f"at most the keys {', '.join(known)}")
+def only(keys: Mapping[str, Any], name: str, where: str) -> None:
+    """Refuse keys that `effects.toml` does not list under *name*."""
+    allowed = effects()["keys"][name]
+    others = sorted(set(map(str, keys)) - set(allowed))
+    if others:
+        raise InputError(where, ", ".join(others), f"at most the keys {', '.join(allowed)}")
 
 
-def _unknown(word: str, place: str) -> InputError:
-    """Return the error for a word that is no flag, with the nearest flag."""
+def _no_flag(word: str, place: str) -> InputError:
     if UNKNOWN in word:
         return undecided(word, place, "arguments")
     names = [name for row in table().values() for name in row["names"]]
@@ -225,13 +221,31 @@ def _unknown(word: str, place: str) -> InputError:
     return InputError(f"{place}: an argument of the engine", word, expected, way_out)
 
 
-def unknown(what: str) -> str:
-    """Mark a name of which no value is known; an empty one is the mark alone."""
-    return f"{UNKNOWN}{what}{UNKNOWN}" if what else UNKNOWN
+def unknown(name: str) -> str:
+    """Return a name whose value is unknown, marked; of an empty one the mark alone."""
+    return f"{UNKNOWN}{name}{UNKNOWN}" if name else UNKNOWN
 
 
-def undecided(text: str, place: str, what: str) -> InputError:
+def undecided(text: str, place: str, expected: str) -> InputError:
     """Return the error for a value that the file does not decide."""
     shown = text.replace(UNKNOWN, "")
-    expected = f"{what} that the file gives: what `{shown}` becomes is not known from it"
-    return InputError(place, shown, expected, "write the value in its place")
+    text = f"{expected} that the file gives: what `{shown}` becomes is not known from it"
+    return InputError(place, shown, text, "write the value in its place")
+
+
+def positive(value: object, place: str) -> int:
+    """
+    Return a whole number above 0, which may be a text.
+
+    Raises:
+        InputError: no such number.
+    """
+    try:
+        number = int(f"{value}")
+    except ValueError:
+        number = 0
+    if number < 1:
+        if UNKNOWN in f"{value}":
+            raise undecided(f"{value}", place, "a number")
+        raise InputError(place, value, "a whole number from 1")
+    return number

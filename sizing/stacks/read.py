@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from minicluster.config import Overrides, read_toml
 from minicluster.errors import InputError
 from minicluster.files import read_text
-from minicluster.plan.vllm_args import DTYPES, KV_ROLES, OFFLOADING, SCHEDULER_OPTIONS
 from minicluster.specs.checks import one_of
 from minicluster.specs.slicing import Slicing
 from sizing.catalog.cluster import clusters
@@ -21,23 +20,16 @@ from sizing.catalog.scenario import scenario_from
 from sizing.planner.layout import LayoutShape, kv_space
 from sizing.planner.predict import PoolSize
 from sizing.scenario import Scenario
-from sizing.stacks.flags import UNKNOWN, arguments, effects, only, table, undecided
-from sizing.stacks.launch import Launch, manifest, positive, script
+from sizing.stacks import dynamo, ray
+from sizing.stacks.documents import YamlTable, documents
+from sizing.stacks.flags import effects, positive, table
+from sizing.stacks.kubernetes import PODS, read_pods
+from sizing.stacks.script import ENGINE, Launch, engines_of_script
+from sizing.stacks.vllm import ROLES, ReadEngine, read_vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-SETTINGS = {
-    "max_model_len": "model.max_context_tokens",
-    "block_size": "engine.block_size",
-    "max_num_seqs": "engine.max_num_seqs",
-    "max_num_batched_tokens": "engine.max_num_batched_tokens",
-    **{argument: f"engine.{name}" for name, argument in SCHEDULER_OPTIONS.items()},
-    "gpu_memory_utilization": "engine.gpu_memory_utilization",
-    "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
-}
-"""Scenario keys of vLLM's flags that are one number in both; the last is no key of a scenario."""
 
 OWNERS = {
     "engine.max_num_seqs": "decode", "engine.max_num_batched_tokens": "prefill",
@@ -53,28 +45,8 @@ ROUTED = ("engine.all_to_all", "engine.two_batch_overlap", "engine.redundant_exp
 SPLIT = (re.compile(r"(?<!chunked.)(?<!partial.)prefill(?!.token)"), re.compile("decod"))
 """Words of a file that tells pools apart, in lower case."""
 
-ROLES = 'write "kv_role" kv_producer for prefill and kv_consumer for decode'
-
 UNSAID = ("mean_accepted_tokens", "version", "kv_offload_disk_bytes", "kv_offload_disk_bytes_per_s")
 """Keys of an engine that no command says; the first goes with drafts."""
-
-DEEPEP = ("deepep_low_latency", "deepep_high_throughput")
-"""vLLM's ways of tokens to their experts that are one library; predicted in split pools."""
-
-HALF = {"auto", "bfloat16", "float16", "half"}
-"""`--dtype` of two bytes: what is not quantised is as published."""
-
-KV_DTYPES = {"fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"} | {v: k for k, v in DTYPES.items()}
-"""Ours of vLLM's `--kv-cache-dtype`."""
-
-FOLLOWS = ("headless", "node_rank", "data_parallel_start_rank", "data_parallel_rank")
-"""Arguments of an engine that is a further node, or rank, of a replica."""
-
-DYNAMO_ROLES = ("is_prefill_worker", "is_decode_worker", "disaggregation_mode", "connector")
-"""Arguments of Dynamo's workers that are read."""
-
-MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": None}
-"""Roles by Dynamo's --disaggregation-mode."""
 
 SHARE = "engine.gpu_memory_utilization"
 """Key of the share of memory, which both pools have."""
@@ -88,38 +60,30 @@ OTHER_ENGINES = re.compile(r"sglang\.launch_server|trtllm-serve|text-generation-
 FILES = "a command `vllm serve …`, a manifest that starts one, or an InferenceX record"
 """Files that can be read, as errors name them."""
 
+READERS = {
+    dynamo.KIND: (dynamo.KIND, dynamo.read),
+    "applications": ("a Serve config of Ray", ray.read),
+    **{kind: (kind, read_pods) for kind in PODS},
+}
+"""Name and reader of a document by its kind, or by a key of one without a kind."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadEngine:
-    """
-    One kind of engine that a file starts.
-
-    Attributes:
-        role: `prefill`, `decode` or `mixed`.
-        keys: scenario keys that its arguments set.
-        follows: whether it is a further node, or rank, of a replica.
-        unused: its arguments without effect on the plan.
-    """
-
-    launch: Launch
-    role: str
-    model: str
-    slicing: Slicing
-    keys: dict[str, Any]
-    unused: tuple[str, ...]
-    follows: bool
+REFUSED = {
+    "services": "a file of docker-compose",
+    "modelArtifacts": "values of a chart of llm-d",
+}
+"""Names of documents that are not read, by a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
+class ReadDeployment:
     """
-    What a file says of a deployment.
+    Deployment as a file says it.
 
     Attributes:
         keys: scenario keys that it gives.
         pools: `RxTPn` by role, as `sizing predict` takes them.
-        kv_bytes: of the KV cache on a GPU where answers are generated; `None`: not said.
-        notes: what was left out or assumed, a sentence each.
+        kv_bytes: KV cache of a GPU where answers are generated; `None`: the file does not say.
+        notes: sentences on what was left out or assumed.
     """
 
     keys: dict[str, Any]
@@ -130,21 +94,20 @@ class Deployed:
 
 def read_deployment_file(
     path: Path, overrides: Overrides = (), *, base: str | None = None
-) -> tuple[Scenario, Deployed]:
+) -> tuple[Scenario, ReadDeployment]:
     """
     Return a file's deployment, as `read_deployed` reads it, and the scenario that it serves.
 
     Args:
-        overrides: scenario keys that the file does not say, such as the load.
-        base: scenario that gives what neither says; `None`: nothing.
+        overrides: scenario keys that the file does not give, such as the load.
+        base: scenario for the keys of load, SLO and GPUs that neither gives; `None`: none.
 
     Raises:
-        InputError: as `read_deployed`, or a key that neither the file nor *overrides* nor *base*
-            gives.
+        InputError: as `read_deployed`, or a key that none of them gives.
     """
-    found = read_deployed(path)
-    raw = {} if base is None else _around(base, found.keys)
-    for key, value in found.keys.items():
+    deployment = read_deployed(path)
+    raw = {} if base is None else _around(base, deployment.keys)
+    for key, value in deployment.keys.items():
         of, _, name = key.partition(".")
         raw.setdefault(of, {})[name] = value
     try:
@@ -157,30 +120,32 @@ def read_deployment_file(
             )
             raise InputError(error.place, None, error.expectation, way_out) from None
         raise
-    return _with_kv_cache(scenario, found)
+    return _with_kv_cache(scenario, deployment)
 
 
-def _with_kv_cache(scenario: Scenario, found: Deployed) -> tuple[Scenario, Deployed]:
+def _with_kv_cache(
+    scenario: Scenario, deployment: ReadDeployment
+) -> tuple[Scenario, ReadDeployment]:
     """Return the scenario with the share of memory that leaves the KV cache that the file says."""
-    if found.kv_bytes is None or scenario.gpu.kind == "cpu":
-        return scenario, found
-    size, engine = list(found.pools.values())[-1], scenario.engine_on(scenario.gpu.name)
+    if deployment.kv_bytes is None or scenario.gpu.kind == "cpu":
+        return scenario, deployment
+    size, engine = list(deployment.pools.values())[-1], scenario.engine_on(scenario.gpu.name)
     shape = LayoutShape(slicing=PoolSize.parse(size, "pools").slicing, gpu=scenario.gpu.name)
-    left = kv_space(scenario, shape, sequences=engine.max_num_seqs)
-    more = (found.kv_bytes - left) / scenario.gpu.require("hbm_bytes")
+    space = kv_space(scenario, shape, sequences=engine.max_num_seqs)
+    more = (deployment.kv_bytes - space) / scenario.gpu.require("hbm_bytes")
     if abs(more) < SAME_SHARE:
-        return scenario, found
+        return scenario, deployment
     share = round(engine.gpu_memory_utilization + more, 4)
     if not 0 < share <= 1:
         expected = f"what fits beside the weights of {size} on {scenario.gpu.name}"
-        raise InputError("--kv-cache-memory-bytes", found.kv_bytes, expected)
+        raise InputError("--kv-cache-memory-bytes", deployment.kv_bytes, expected)
     note = f"engine.gpu_memory_utilization {share} is taken: it leaves that KV cache"
     changed = scenario.with_({"engine.gpu_memory_utilization": share})
-    return changed, replace(found, notes=(*found.notes, note))
+    return changed, replace(deployment, notes=(*deployment.notes, note))
 
 
 def _around(base: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a scenario says of load, SLO and GPUs: the engine is the file's alone."""
+    """Return load, SLO and GPUs of a scenario: the engine is the file's alone."""
     expectation = "a TOML file or a shipped scenario"
     raw = read_toml(find_file("scenarios", base, place="--scenario", expectation=expectation))
     raw.pop("model", None)
@@ -191,12 +156,12 @@ def _around(base: str, keys: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("users", "think_s"):
             load.pop(key, None)
     if "workload.prefix_tokens" in keys:  # nothing is cached of any class
-        for each in load.get("classes", ()):
-            each.pop("prefix_tokens", None)
+        for kind in load.get("classes", ()):
+            kind.pop("prefix_tokens", None)
     return raw
 
 
-def read_deployed(path: Path) -> Deployed:
+def read_deployed(path: Path) -> ReadDeployment:
     """
     Read a script of `vllm serve`, a manifest of vLLM, or a record of InferenceX.
 
@@ -208,17 +173,17 @@ def read_deployed(path: Path) -> Deployed:
     record = _record(text)
     if record is not None and "kind" not in record:
         return _inferencex(record, place)
-    begin = next((each for each in text.splitlines() if re.match(r"(?!---)[^#\s]", each)), "")
+    begin = next((line for line in text.splitlines() if re.match(r"(?!---)[^#\s]", line)), "")
     if record is not None or re.match(r"[\w.'\"-]+\s*:(\s|$)", begin):  # a key of YAML
-        launches = manifest(text, place, notes)
+        launches = _launches(text, place, notes)
     else:
-        launches = script(text, place, notes)
+        launches = engines_of_script(text, place, notes)
     other = OTHER_ENGINES.search(text)
     if other or not launches:
         raise InputError(place, other[0] if other else "neither", FILES)
-    engines = [read_vllm(each) for each in launches]
-    told_apart = engines[1:] and all(each.search(text.lower()) for each in SPLIT)
-    if told_apart and all(each.role == "mixed" for each in engines):
+    engines = [read_vllm(launch) for launch in launches]
+    told_apart = engines[1:] and all(pattern.search(text.lower()) for pattern in SPLIT)
+    if told_apart and all(engine.role == "mixed" for engine in engines):
         shown = "engines that are told apart as prefill and decode, but not by themselves"
         raise InputError(place, shown, "the role of each", ROLES)
     return _together(engines, place, notes)
@@ -227,281 +192,105 @@ def read_deployed(path: Path) -> Deployed:
 def _record(text: str) -> dict[str, Any] | None:
     """Return an InferenceX record, the first of a list of one; `None`: it is no JSON object."""
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    return found if isinstance(found, dict) else None
+    if isinstance(record, list) and len(record) == 1:
+        record = record[0]
+    return record if isinstance(record, dict) else None
 
 
-def read_vllm(launch: Launch) -> ReadEngine:
-    """
-    Read the arguments of an engine: each is read, without effect on the plan, or refused.
-
-    Raises:
-        InputError: no model, a value of another kind, or what is not modelled.
-    """
-    place = launch.place
-    given = arguments(launch.words, place, dynamo=launch.dynamo)
-    unused = {name: given.pop(name) for name in list(given) if _without_effect(name)}
-    for name, value in (given | unused).items():
-        if UNKNOWN in str(value) and (name in given or (isinstance(value, list) and value[1:])):
-            texts = value if isinstance(value, list) else [str(value)]
-            shown = next(text for text in texts if UNKNOWN in text)
-            raise undecided(shown, f"{place}: {_flag(name)}", "a value")
-    model = given.pop("model", None)
-    if not isinstance(model, str):
-        raise InputError(place, "vllm serve", "a model, as its first argument or as --model")
-    follows = any([given.pop(name, 0) for name in FOLLOWS])  # noqa: C419  (takes all out)
-    slicing = _slicing(given, launch)
-    if given.get("max_model_len") == -1:
-        raise InputError(f"{place}: --max-model-len", "auto", "a number of tokens")
-    keys = {key: given.pop(name) for name, key in SETTINGS.items() if name in given}
-    keys |= _dtypes(given, place) | _drafts(given, place) | _lora(given)
-    if given.pop("enable_prefix_caching", True) is False:
-        keys["workload.prefix_tokens"] = 0
-    keys |= _balancing(given, f"{place}: --eplb-config")
-    role, own = _transfer(given, slicing, _role(given, launch), place)
-    keys |= own | _all_to_all(given, role, slicing)
-    unused |= {name: given.pop(name) for name in list(given) if _as_predicted(name, given[name])}
-    for name, value in given.items():
-        names = ", ".join(_flag(each) for each in sorted(given))
-        expected = f"no such flag: {names} {'are' if len(given) > 1 else 'is'} not modelled"
-        shown = "given" if isinstance(value, bool) else value
-        raise InputError(f"{place}: {_flag(name)}", shown, expected, "take it out")
-    return ReadEngine(
-        launch=launch, role=role, model=model, slicing=slicing, keys=keys,
-        unused=tuple(_flag(name) for name in unused), follows=follows,
-    )  # fmt: skip
+def _launches(text: str, place: str, notes: list[str]) -> list[Launch]:
+    launches: list[Launch] = []
+    for document in documents(text, place):
+        if not isinstance(document, YamlTable):
+            raise InputError(place, "a document", "documents that are tables")
+        launches += _launches_of(document, f"{place}:{document.line}", notes)
+    return launches
 
 
-def _without_effect(name: str) -> bool:
-    """Say whether no prediction depends on an argument."""
-    flag, known = name.replace("_", "-"), effects()
-    dynamo = known["dynamo"].keys() - {_flag(each)[2:] for each in DYNAMO_ROLES}
-    return any(flag in each for each in (known["without_effect"], known["retired"], dynamo))
+def _launches_of(document: YamlTable, place: str, notes: list[str]) -> list[Launch]:
+    kind = f"{document.get('kind') or ''}"
+    if kind in effects()["documents"]["harmless"]:
+        notes.append(f"{place}: a {kind} starts no engine: not read")
+        return []
+    key = next((key for key in READERS if kind == key or (not kind and key in document)), None)
+    if key is None:
+        names = (name for key, name in REFUSED.items() if key in document)
+        expected = f"a {dynamo.KIND}, or one of {', '.join(PODS)}"
+        way_out = "a script of its commands is read; of `serving manifest` the plan says what runs"
+        raise InputError(f"{place}: kind", kind or next(names, None), expected, way_out)
+    name, read = READERS[key]
+    launches = list(read(document, place, notes))
+    if not launches and kind not in PODS:
+        raise InputError(f"{place}: kind", name, "one with engines of vLLM")
+    if len(launches) < sum(_starts(document)):
+        shown = "engines in containers beside those that are read"
+        raise InputError(place, shown, "engines in the main containers of workers")
+    notes += [] if launches else [f"{place}: {kind} starts no engine: not read"]
+    return launches
 
 
-def _as_predicted(name: str, value: object) -> bool:
-    """Say whether an argument has the value that is predicted without it."""
-    flag = name.replace("_", "-")
-    default = table().get(flag, {}).get("default", effects()["as_predicted"].get(flag))
-    return default is not None and (value == default or value == str(default))
+def _starts(node: object) -> Iterator[bool]:
+    """Yield for each container anywhere in a document whether it seems to start an engine."""
+    if isinstance(node, Mapping):
+        first = node.get("command") or node.get("image")
+        yield ENGINE.search(f"{first} {node.get('args')}") is not None
+        node = list(node.values())
+    for inner in node if isinstance(node, list) else ():
+        yield from _starts(inner)
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _slicing(given: dict[str, Any], launch: Launch) -> Slicing:
-    """Return how a replica is sliced: experts are whole on all its GPUs, or sliced as the rest."""
-    tp, pp, dp = (
-        positive(given.pop(name, 1), f"{launch.place}: {_flag(name)}")
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    )
-    ep = tp * dp if given.pop("enable_expert_parallel", False) else 1
-    slicing = Slicing(tp=tp, pp=pp, dp=dp, ep=ep)
-    if launch.gpus not in {None, slicing.gpus}:
-        expected = f"the {slicing.gpus} that its engine takes: {slicing}"
-        raise InputError(f"{launch.place}: GPUs of a replica", launch.gpus, expected)
-    return slicing
-
-
-def _dtypes(given: dict[str, Any], place: str) -> dict[str, str]:
-    keys = {}
-    quantised, computed = given.pop("quantization", None), given.pop("dtype", "auto")
-    if quantised not in {None, "fp8"}:
-        way_out = "model.weight_dtype names others"
-        raise InputError(f"{place}: --quantization", quantised, "fp8, or none", way_out)
-    if quantised or computed not in HALF:
-        keys["model.weight_dtype"] = "fp8" if quantised else "fp32"
-    cached = given.pop("kv_cache_dtype", "auto")
-    one_of(("auto", *KV_DTYPES), **{f"{place}: --kv-cache-dtype": cached})
-    return keys if cached == "auto" else keys | {"model.kv_dtype": KV_DTYPES[cached]}
-
-
-def _drafts(given: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return how many tokens are drafted; how many are accepted is nowhere in a command."""
-    config = dict(_mapping(given.pop("speculative_config", {}), f"{place}: --speculative-config"))
-    keys = ("method", "model", "num_speculative_tokens")
-    for name, key in zip(("spec_method", "spec_model", "spec_tokens"), keys, strict=True):
-        config |= {key: given.pop(name)} if name in given else {}
-    if not config:
-        return {}
-    method, drafts = config.get("method"), config.get("num_speculative_tokens")
-    known = method in ("mtp", "eagle3", "deepseek_mtp") and set(config) <= {*keys}
-    if not known or not isinstance(drafts, int):
-        expected = '"method" mtp or eagle3, "num_speculative_tokens" and at most "model"'
-        raise InputError(f"{place}: --speculative-config", json.dumps(config), expected)
-    return {"engine.speculative_tokens": drafts}
-
-
-def _balancing(given: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the copies of experts, where they are balanced."""
-    config = _mapping(given.pop("eplb_config", {}), where)
-    if not given.pop("enable_eplb", False):
-        return {}
-    only(config, "eplb_config", where)
-    copies = f"{config.get('num_redundant_experts', 0)}"
-    if not copies.isdecimal():
-        raise InputError(where, copies, '"num_redundant_experts" of 0 or more')
-    return {"engine.redundant_experts": int(copies)}
-
-
-def _lora(given: dict[str, Any]) -> dict[str, Any]:
-    """Return slots for adapters, and how many adapters there are where the command names them."""
-    names = ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_target_modules")
-    keys = {f"engine.{name}": given.pop(name) for name in names if name in given}
-    adapters = given.pop("lora_modules", [])
-    if not given.pop("enable_lora", False):
-        return {}
-    found = {"engine.max_loras": 1} | keys
-    return found | ({"workload.lora_adapters": len(adapters)} if adapters else {})
-
-
-def _role(given: dict[str, Any], launch: Launch) -> str | None:
-    """Return the role that a manifest or Dynamo's flags give an engine; `None`: neither does."""
-    place, mode = launch.place, given.pop("disaggregation_mode", "agg")
-    one_of(MODES, **{f"{place}: --disaggregation-mode": mode})
-    connectors = given.pop("connector", [])
-    if not set(connectors) <= {"nixl", "none", "null"}:
-        raise InputError(f"{place}: --connector", " ".join(connectors), "nixl or none")
-    flagged = [role for role in KV_ROLES if given.pop(f"is_{role}_worker", False)]
-    said = {each for each in (launch.role, MODES[mode], *flagged) if each is not None}
-    if len(said) > 1 or not said <= set(KV_ROLES):
-        raise InputError(f"{place}: role", ", ".join(sorted(said)), "one of prefill and decode")
-    return said.pop() if said else None
-
-
-def _transfer(
-    given: dict[str, Any], slicing: Slicing, role: str | None, place: str
-) -> tuple[str, dict[str, Any]]:
-    """
-    Return an engine's role, and the keys of its KV offload.
-
-    An engine that hands KV caches on both ways (`kv_both`) has a role only if something else says.
-    """
-    where, keys = f"{place}: --kv-transfer-config", dict[str, Any]()
-    for part in _connectors(given, where):
-        on_gpu = part.get("kv_buffer_device", "cuda") == "cuda"
-        only(part, "kv_transfer_config", where)
-        connector, kv_role = part.get("kv_connector"), part.get("kv_role")
-        if connector == OFFLOADING:
-            keys |= _offload(_mapping(part.get("kv_connector_extra_config"), where), slicing, where)
-            continue
-        if connector not in (None, "NixlConnector") or not on_gpu:
-            way_out = "KV pulls of NIXL between GPUs are what is predicted"
-            shown = f"{connector}" if on_gpu else 'kv_buffer_device "cpu"'
-            raise InputError(where, shown, f"NixlConnector or {OFFLOADING}", way_out)
-        only(_mapping(part.get("kv_connector_extra_config"), where), "nixl", where)
-        said = {kv: name for name, kv in KV_ROLES.items()}.get(f"{kv_role}", role)
-        if said is None or role not in {None, said}:
-            raise InputError(f"{where}: kv_role", kv_role, "the role of an engine", ROLES)
-        role = said
-    if keys and role == "decode":
-        expected = "no KV offload in a decode pool, where no prompt is looked up"
-        raise InputError(where, OFFLOADING, expected)
-    return role or "mixed", keys
-
-
-def _connectors(given: dict[str, Any], where: str) -> list[Mapping[str, Any]]:
-    """Return the settings of each KV connector; --kv-offloading-size (GiB) stands for one."""
-    config, size = given.pop("kv_transfer_config", {}), given.pop("kv_offloading_size", None)
-    config = _mapping(config, where)
-    if size is not None:
-        if config:
-            raise InputError(where, "beside --kv-offloading-size", "one of the two")
-        extra = {"cpu_bytes_to_use": size * 2**30}
-        return [{"kv_connector": OFFLOADING, "kv_connector_extra_config": extra}]
-    if config.get("kv_connector") != "MultiConnector":
-        return [config] if config else []
-    only(config, "kv_transfer_config", where)
-    inner = _mapping(config.get("kv_connector_extra_config"), where).get("connectors")
-    if not isinstance(inner, list) or not inner:
-        raise InputError(where, "MultiConnector", 'a list of "connectors"')
-    return [_mapping(each, where) for each in inner]
-
-
-def _offload(extra: Mapping[str, Any], slicing: Slicing, where: str) -> dict[str, Any]:
-    """Return host memory per GPU of the connector's bytes, which are those of one copy's GPUs."""
-    only(extra, "offloading", where)
-    size, tiers = extra.get("cpu_bytes_to_use"), extra.get("secondary_tiers") or []
-    tiers = [_mapping(each, where) for each in tiers] if isinstance(tiers, list) else [{}, {}]
-    named = extra.get("spec_name", "CPUOffloadingSpec")
-    fits = named == ("TieringOffloadingSpec" if tiers else "CPUOffloadingSpec")
-    folders = [each.get("root_dir") for each in tiers if each.get("type") == "fs"]
-    if not isinstance(size, int | float) or not fits or len(folders) != len(tiers) or tiers[1:]:
-        expected = '"cpu_bytes_to_use", and at most one tier behind it, of "type" fs'
-        raise InputError(where, json.dumps(extra), expected)
-    keys = {"engine.kv_offload_host_bytes": size / (slicing.tp * slicing.pp)}
-    return keys | ({"engine.kv_offload_disk_path": folders[0]} if folders else {})
-
-
-def _all_to_all(given: dict[str, Any], role: str, slicing: Slicing) -> dict[str, Any]:
-    """Return how tokens reach their experts, where ranks send them."""
-    if role == "mixed" or given.get("all2all_backend") not in DEEPEP:
-        if not slicing.routes_tokens:
-            given.pop("all2all_backend", None)
-        return {}
-    del given["all2all_backend"]
-    halves = given.pop("enable_dbo", False)
-    return {"engine.all_to_all": "deepep"} | ({"engine.two_batch_overlap": True} if halves else {})
-
-
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise InputError(where, json.dumps(value), "a JSON object")
-    return value or {}
-
-
-def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> Deployed:
+def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> ReadDeployment:
     """Return the keys and pools of engines that serve one model; each role has one kind of them."""
-    models = {each.model for each in engines}
+    models = {engine.model for engine in engines}
     if len(models) > 1:
         raise InputError(place, ", ".join(sorted(models)), "engines of one model", "split the file")
-    heads = [each for each in engines if not each.follows]
-    kinds = {(each.role, each.slicing) for each in heads}
-    for each in engines:
-        if (each.role, each.slicing) not in kinds:
+    heads = [engine for engine in engines if not engine.follows]
+    kinds = {(engine.role, engine.slicing) for engine in heads}
+    for engine in engines:
+        if (engine.role, engine.slicing) not in kinds:
             expected = "the first node of its replica beside it, in the same layout"
-            raise InputError(each.launch.place, "a further node", expected)
+            raise InputError(engine.launch.place, "a further node", expected)
     layouts = dict(sorted(kinds, key=itemgetter(0), reverse=True))
     if len(layouts) < len(kinds) or list(layouts) not in (["mixed"], ["prefill", "decode"]):
-        shown = ", ".join(dict.fromkeys(f"{each.role} {each.slicing}" for each in heads))
+        shown = ", ".join(dict.fromkeys(f"{engine.role} {engine.slicing}" for engine in heads))
         expected = "engines of one layout, or of one for prefill and one for decode"
         raise InputError(place, shown, expected, ROLES)
-    by_role = {role: [each for each in engines if each.role == role] for role in layouts}
+    by_role = {role: [engine for engine in engines if engine.role == role] for role in layouts}
     keys: dict[str, Any] = {"model.id": models.pop(), "engine.name": "vllm"}
-    keys |= _merged({role: _equal(each) for role, each in by_role.items()}, layouts, place, notes)
-    unused = dict.fromkeys(flag for each in engines for flag in each.unused)
+    keys |= _merged({role: _equal(alike) for role, alike in by_role.items()}, layouts, place, notes)
+    unused = dict.fromkeys(flag for engine in engines for flag in engine.unused)
     notes += [f"without effect on the plan: {', '.join(unused)}"] if unused else []
     kv_bytes = keys.pop("--kv-cache-memory-bytes", None)
     if kv_bytes is not None:
-        said = "decides the KV cache, which engine.gpu_memory_utilization has to leave"
-        notes.append(f"--kv-cache-memory-bytes {kv_bytes} {said}")
+        why = "decides the KV cache, which engine.gpu_memory_utilization has to leave"
+        notes.append(f"--kv-cache-memory-bytes {kv_bytes} {why}")
     counts = {role: sum(e.launch.replicas for e in heads if e.role == role) for role in layouts}
     pools = {role: f"{counts[role]}x{slicing}" for role, slicing in layouts.items()}
-    return Deployed(keys=keys, pools=pools, kv_bytes=kv_bytes, notes=tuple(dict.fromkeys(notes)))
+    return ReadDeployment(
+        keys=keys, pools=pools, kv_bytes=kv_bytes, notes=tuple(dict.fromkeys(notes))
+    )
 
 
 def _equal(engines: Sequence[ReadEngine]) -> dict[str, Any]:
     """Return the keys of the engines of one role, which are the same in all."""
-    first, *others = [(each, {**each.keys, **each.launch.environment}) for each in engines]
-    for each, keys in others:
-        for key in sorted(first[1].keys() | keys.keys()):
-            mine, other = (of.get(key, "the default") for of in (first[1], keys))
-            if mine != other:
-                place = each.launch.place
-                value = f"{mine} in {first[0].launch.place} and {other} in {place}"
-                way_out = ROLES if key in each.launch.environment else None
-                expected = f"one in all engines ({each.role})"
-                raise InputError(f"{place}: {key}", value, expected, way_out)
-    return first[0].keys
+    first, *others = engines
+    for engine in others:
+        here, there = ({**of.keys, **of.launch.environment} for of in (first, engine))
+        for key in sorted(here.keys() | there.keys()):
+            values = [of.get(key, "the default") for of in (here, there)]
+            if values[0] != values[1]:
+                place = engine.launch.place
+                shown = f"{values[0]} in {first.launch.place} and {values[1]} in {place}"
+                way_out = ROLES if key in engine.launch.environment else None
+                expected = f"one in all engines ({engine.role})"
+                raise InputError(f"{place}: {key}", shown, expected, way_out)
+    return first.keys
 
 
 def _merged(
-    own: Mapping[str, Mapping[str, Any]],
+    by_role: Mapping[str, Mapping[str, Any]],
     layouts: Mapping[str, Slicing],
     place: str,
     notes: list[str],
@@ -513,14 +302,14 @@ def _merged(
     be the same in both.
     """
     keys: dict[str, Any] = {}
-    for key in sorted({key for each in own.values() for key in each}):
-        asked = [role for role in own if key not in ROUTED or layouts[role].ep > 1] or list(own)
+    for key in sorted({key for keys_of_role in by_role.values() for key in keys_of_role}):
+        routed = [role for role in by_role if key not in ROUTED or layouts[role].ep > 1]
         default = table()["gpu-memory-utilization"]["default"] if key == SHARE else None
-        said = {role: own[role].get(key, default) for role in asked}
-        owner, values = OWNERS.get(key), list(said.values())
-        taken = min(values) if key == SHARE else said.get(f"{owner}", values[0])
-        if any(each != values[0] for each in values):
-            texts = (f"{'the default' if v is None else v} in {role}" for role, v in said.items())
+        of_role = {role: by_role[role].get(key, default) for role in routed or by_role}
+        owner, values = OWNERS.get(key), list(of_role.values())
+        taken = min(values) if key == SHARE else of_role.get(f"{owner}", values[0])
+        if any(value != values[0] for value in values):
+            texts = (f"{'the default' if v is None else v} in {r}" for r, v in of_role.items())
             shown, why = " and ".join(texts), f"that of {owner}, which alone depends on it,"
             if owner is None and key != SHARE:
                 raise InputError(f"{place}: {key}", shown, "one in all engines")
@@ -530,7 +319,7 @@ def _merged(
     return keys
 
 
-def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
+def _inferencex(record: Mapping[str, Any], place: str) -> ReadDeployment:
     """
     Return the keys and pools of a record of InferenceX.
 
@@ -569,7 +358,7 @@ def _inferencex(record: Mapping[str, Any], place: str) -> Deployed:
             f"{record.get('conc')} users in a closed loop became the rate that was measured;"
             " InferenceX draws lengths from 0.8 to 1 of the nominal ones"
         )
-    return Deployed(keys=keys, pools=pools, notes=tuple(notes))
+    return ReadDeployment(keys=keys, pools=pools, notes=tuple(notes))
 
 
 def _inferencex_pools(record: Mapping[str, Any], place: str) -> tuple[dict[str, str], int]:

@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 Value = str | tuple[str, ...]
-"""Of a variable: a text, or an array."""
+"""Value of a variable: a text, or an array."""
 
 COMMENT = re.compile(r"#\s*(?:(?:prefill|decode|mixed): )?(\d+) replicas?\b")
-"""A comment above a command that says how often it runs."""
+"""Comment above a command with the number of times that it runs."""
 
 SOMETIMES = {
     "if_statement": "an `if`", "while_statement": "a `while` or `until`",
     "case_statement": "a `case`", "select_statement": "a `select`",
     "c_style_for_statement": "a counting `for ((…))`", "function_definition": "a function",
 }  # fmt: skip
-"""Statements whose parts run not at all, or more than once, as is known only at run time."""
+"""Statements whose parts run a number of times that is known only at run time."""
 
 SETTING = {"source", ".", "eval", "read", "let", "mapfile", "readarray", "getopts"}
 """Commands that set variables in ways that are not followed."""
 
 TEST = re.compile(r"!|\[|(\(\(|test|grep|command|which|pgrep|false)\b")
-"""Begins of commands that only ask whether what follows them should run."""
+"""Begins of commands that decide whether what follows them runs."""
 
 BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|[*?]")
-"""What bash makes several words of, or names of files."""
+"""Patterns that bash expands to several words, or to names of files."""
 
 EXPANSION = re.compile(r"\$\{?(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}?", re.DOTALL)
 
@@ -56,12 +56,12 @@ class Command:
     A simple command.
 
     Attributes:
-        words: expanded, without redirections and assignments; what is unknown is marked.
+        words: expanded words, without redirections and assignments; what is unknown is marked.
         place: file and line.
-        sometimes: why it may run not at all, or more than once; `None`: it runs once.
-        environment: the variables that it finds set.
-        text: of it, with its here-document.
-        said: how often the last comment before it says that it runs, and that comment's line.
+        sometimes: reason why it may run not at all, or more than once; `None`: it runs once.
+        environment: variables that it finds set.
+        text: its text, with its here-document.
+        comment: times that the last comment before it says that it runs, and that comment's line.
     """
 
     words: tuple[str, ...]
@@ -69,7 +69,7 @@ class Command:
     sometimes: str | None = None
     environment: Mapping[str, Value] = field(default_factory=dict)
     text: str = ""
-    said: tuple[int, int] = (1, 0)
+    comment: tuple[int, int] = (1, 0)
 
 
 def commands(
@@ -79,13 +79,11 @@ def commands(
     Return the commands of a script, once for each round of a loop over a list.
 
     Args:
-        text: of the script.
-        place: of it, for errors.
         environment: variables that it finds set.
-        notes: gets a sentence on variables that are taken at their default.
+        notes: list that gets a sentence on variables that are taken at their default.
 
     Raises:
-        InputError: what bash would not take.
+        InputError: a text that bash would not take.
     """
     source = text.replace("\r\n", "\n")
     root = _parser().parse(source.encode()).root_node
@@ -98,7 +96,7 @@ def commands(
     if script.defaults:
         taken = ", ".join(f"${name} is taken as {to}" for name, to in script.defaults.items())
         notes.append(f"{place}: {taken}, the default: the environment may say otherwise")
-    return script.found
+    return script.commands
 
 
 @cache
@@ -107,7 +105,7 @@ def _parser() -> Parser:
 
 
 def _first_error(node: Node) -> Node:
-    inner = next((each for each in node.children if each.has_error), None)
+    inner = next((child for child in node.children if child.has_error), None)
     return node if inner is None else _first_error(inner)
 
 
@@ -120,18 +118,17 @@ def _text(node: Node | None) -> str:
 
 
 class _Script:
-    """Follows the statements of a script; `found` has its commands, `defaults` what they assume."""
+    """Follows statements, each by the method of its kind; `defaults` are the values assumed."""
 
     def __init__(self, place: str, environment: Mapping[str, Value]) -> None:
         self.place, self.variables, self.exported = place, dict(environment), set(environment)
-        self.found: list[Command] = []
+        self.commands: list[Command] = []
         self.defaults: dict[str, str] = {}
         self.sometimes: str | None = None
         self.rounds = 1
-        self.said = (1, 0)
+        self.comment = (1, 0)
 
     def follow(self, node: Node) -> None:
-        """Follow a statement, by the method of its kind, or what stands in it."""
         if node.type in SOMETIMES:
             self._maybe(node.named_children, SOMETIMES[node.type])
         else:
@@ -145,33 +142,31 @@ class _Script:
             self.follow(node)
 
     def _maybe(self, nodes: Iterable[Node], reason: str | None) -> None:
-        """Follow what may not run, or not once: what it assigns is known no longer."""
         kept, self.sometimes = self.sometimes, self.sometimes or reason
         self._all(nodes)
         self.sometimes = kept
 
     def _forget(self, node: Node, by: str) -> None:
-        """Values of variables are known no longer."""
         for name in self.variables:
             self.variables[name] = unknown(f"${name} after `{by}` in line {_line(node)}")
 
     def _comment(self, node: Node) -> None:
-        said = COMMENT.match(_text(node))
-        self.said = (int(said[1]), _line(node)) if said else self.said
+        match = COMMENT.match(_text(node))
+        self.comment = (int(match[1]), _line(node)) if match else self.comment
         if re.match(r"#SBATCH\s+(-a|--array)", _text(node)):
             self.sometimes = "an array of jobs"
 
     def _declaration_command(self, node: Node) -> None:
-        self._all(each for each in node.named_children if each.type == "variable_assignment")
+        self._all(part for part in node.named_children if part.type == "variable_assignment")
         if node.children[0].type == "export":
-            names = (re.match(r"\w*", _text(each)) for each in node.named_children)
+            names = (re.match(r"\w*", _text(part)) for part in node.named_children)
             self.exported |= {name[0] for name in names if name}
 
     def _list(self, node: Node) -> None:
-        left, between, *_, right = node.children
-        self.follow(left)
-        sure = between.type == "&&" and not TEST.match(_text(left))
-        self._maybe([right], None if sure else f"what is left of `{between.type}`")
+        first, between, *_, second = node.children
+        self.follow(first)
+        sure = between.type == "&&" and not TEST.match(_text(first))
+        self._maybe([second], None if sure else f"what is left of `{between.type}`")
 
     def _redirected_statement(self, node: Node) -> None:
         self.follow(node.named_children[0])
@@ -192,7 +187,7 @@ class _Script:
 
     def _for_statement(self, node: Node) -> None:
         body, kept = node.child_by_field_name("body"), self.rounds
-        words = [w for each in node.children_by_field_name("value") for w in self._words(each)]
+        words = [w for part in node.children_by_field_name("value") for w in self._words(part)]
         name, reason = _text(node.child_by_field_name("variable")), None
         if not words or any(unknown("") in word for word in words):
             words, reason = [unknown(f"${name}")], "a `for` over what the file does not say"
@@ -208,13 +203,13 @@ class _Script:
         self._assign(node, self.variables)
 
     def _assign(self, node: Node, into: dict[str, Value]) -> None:
-        target, given = (node.child_by_field_name(each) for each in ("name", "value"))
+        target, right = (node.child_by_field_name(field) for field in ("name", "value"))
         name = _text(target).partition("[")[0]
         value: Value = ""
-        if given is not None and given.type == "array":
-            value = tuple(word for each in given.named_children for word in self._words(each))
-        elif given is not None:
-            value = "".join(_one(each) for each, _ in self._pieces(given))
+        if right is not None and right.type == "array":
+            value = tuple(word for part in right.named_children for word in self._words(part))
+        elif right is not None:
+            value = "".join(_one(piece) for piece, _ in self._pieces(right))
         if node.children[1].type == "+=":
             before = into.get(name, value[:0])
             several = isinstance(value, tuple)
@@ -224,30 +219,29 @@ class _Script:
         into[name] = unknown(f"${name}") if "[" in _text(target) else value
 
     def _command(self, node: Node) -> None:
-        own: dict[str, Value] = {}
-        for each in node.named_children:
-            if each.type == "variable_assignment":
-                self._assign(each, own)
+        assigned: dict[str, Value] = {}
+        for part in node.named_children:
+            if part.type == "variable_assignment":
+                self._assign(part, assigned)
         parts = [*node.children_by_field_name("name"), *node.children_by_field_name("argument")]
-        words = tuple(word for each in parts for word in self._words(each))
+        words = tuple(word for part in parts for word in self._words(part))
         if not words:
             return
         waited = self.rounds > 1 and not _in_background(node, words)
         exported = {name: of for name, of in self.variables.items() if name in self.exported}
         redirected = node.parent is not None and node.parent.type == "redirected_statement"
         command = Command(
-            words=words, place=f"{self.place}:{_line(node)}", said=self.said,
+            words=words, place=f"{self.place}:{_line(node)}", comment=self.comment,
             sometimes=self.sometimes or ("a loop that waits for it: no `&`" if waited else None),
-            environment=exported | own, text=_text(node.parent if redirected else node),
+            environment=exported | assigned, text=_text(node.parent if redirected else node),
         )  # fmt: skip
-        self.found.append(command)
+        self.commands.append(command)
         if words[0] in {"exit", "return"} or (words[0] == "exec" and words[1:]):
             self.sometimes = self.sometimes or f"an `{words[0]}` above"
         if words[0] in SETTING and not words[-1].endswith("activate"):
             self._forget(node, words[0])
 
     def _words(self, node: Node) -> list[str]:
-        """Return the words that one word of the script becomes."""
         words, quoted_text = [""], False
         for value, quoted in self._pieces(node):
             parts = _several(value)
@@ -258,30 +252,29 @@ class _Script:
         return words if quoted_text or words != [""] else []
 
     def _pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
-        """Yield the values that a word joins, and whether each is quoted."""
         kind, text, parts = node.type, _text(node), node.named_children
-        bare = "".join(_text(each) for each in parts if each.type == "word")
+        bare = "".join(_text(part) for part in parts if part.type == "word")
         if kind in {"simple_expansion", "expansion"}:
             yield self._expansion(node), False
         elif kind == "brace_expression":
-            low, high = (int(_text(each)) for each in parts[:2])
+            low, high = (int(_text(part)) for part in parts[:2])
             yield tuple(map(str, range(low, high + 1))) or unknown(text), True
         elif kind == "string":
             yield from self._string(node)
         elif kind == "raw_string":
             yield text[1:-1], True
         elif kind in {"concatenation", "command_name"} and not BRACES.search(bare):
-            for each in parts:
-                yield from self._pieces(each)
+            for part in parts:
+                yield from self._pieces(part)
         elif kind in {"word", "number"} and not BRACES.search(text):
-            yield re.sub(r"\\(\n|.)", lambda each: each[1].strip("\n"), text), True
+            yield re.sub(r"\\(\n|.)", lambda match: match[1].strip("\n"), text), True
         else:
             yield unknown(text), kind == "ansi_c_string"
 
     def _string(self, node: Node) -> Iterator[tuple[Value, bool]]:
         """Yield what stands between double quotes, with the blanks before an expansion."""
         raw, at = node.text or b"", 1
-        ends = [each.end_byte - node.start_byte for each in node.named_children]
+        ends = [child.end_byte - node.start_byte for child in node.named_children]
         for child, end in zip(node.named_children, ends, strict=True):
             if child.type != "string_content":
                 yield _plain(raw[at : end - len(_text(child).lstrip().encode())]), True
@@ -292,21 +285,23 @@ class _Script:
     def _expansion(self, node: Node) -> Value:
         """Return the value of `$X`, `${X}`, `${X:-default}` or `${X[@]}`, or what is unknown."""
         text = _text(node).strip()
-        found = EXPANSION.fullmatch(text)
-        value = self.variables.get(found[1]) if found else None
-        if found and value is not None and (value or ":" not in (found[3] or "")):
-            return value if found[2] or isinstance(value, str) else _one(value[:1])
-        if found and found[3]:
-            default = [each for each in node.named_children if each.type != "variable_name"]
-            value = "".join(_one(each) for part in default for each, _ in self._pieces(part))
-            self.variables |= {found[1]: value} if "=" in found[3] else {}
-            self.defaults[found[1]] = value
-            return value
-        return unknown(text)
+        match = EXPANSION.fullmatch(text)
+        if match is None:
+            return unknown(text)
+        name, several, operator = match[1], match[2], match[3] or ""
+        value = self.variables.get(name)
+        if value is not None and (value or ":" not in operator):
+            return value if several or isinstance(value, str) else _one(value[:1])
+        if not operator:
+            return unknown(text)
+        default = [part for part in node.named_children if part.type != "variable_name"]
+        value = "".join(_one(piece) for part in default for piece, _ in self._pieces(part))
+        self.variables |= {name: value} if "=" in operator else {}
+        self.defaults[name] = value
+        return value
 
 
 def _in_background(node: Node | None, words: Sequence[str]) -> bool:
-    """Say whether a loop goes on while a command of it runs."""
     if {"-d", "-dit", "-itd", "--detach"} & {*words}:
         return True
     while node is not None and node.type != "do_group":
@@ -317,8 +312,7 @@ def _in_background(node: Node | None, words: Sequence[str]) -> bool:
 
 
 def _plain(raw: bytes) -> str:
-    """Return a part of what stands between double quotes."""
-    return re.sub(r'\\([\\"$`]|\n)', lambda each: each[1].strip("\n"), raw.decode())
+    return re.sub(r'\\([\\"$`]|\n)', lambda match: match[1].strip("\n"), raw.decode())
 
 
 def _one(value: Value) -> str:

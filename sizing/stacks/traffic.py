@@ -64,24 +64,23 @@ def read_traffic(
     """
     text = read_text(path, FILES)
     if is_conversation(path, text):
-        found = _conversations(path, characters_per_token, skip_images=reading.skip_images)
+        traffic = _conversations(path, characters_per_token, skip_images=reading.skip_images)
     elif HISTOGRAMS["input"] in text and not begins_as_json(text):
-        found = _metrics(text, str(path))
+        traffic = _metrics(text, str(path))
     else:
         read = read_trace(path, reading, skip_unanswered=True)
-        found = of_arrivals(read, str(path))
+        traffic = of_arrivals(read, str(path))
         if trace is not None:
             write_trace(read.arrivals, trace)
-        return found
+        return traffic
     if trace is not None:
         raise InputError("--out", str(trace), "a file with arrivals, which this one has not")
     if reading.time_unit is not None:
         raise InputError("--time-unit", reading.time_unit, "no such option: this file has no times")
-    return found
+    return traffic
 
 
 def _conversations(path: Path, characters_per_token: float | None, *, skip_images: bool) -> Traffic:
-    """Read conversations: a prompt is all that came before an answer."""
     if characters_per_token is None:
         expected = "characters of a token: texts are not tokenised here"
         raise InputError("--characters-per-token", None, expected, "English has about 4")

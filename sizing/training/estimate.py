@@ -24,8 +24,8 @@ class Interruptions(Spec):
 
     Attributes:
         gpu_mtbf_s: mean time between failures of one GPU, of any kind that stops the job.
-        checkpoint_s: that a checkpoint stops the job.
-        restart_s: from a failure until the last checkpoint runs again.
+        checkpoint_s: time that a checkpoint stops the job.
+        restart_s: time from a failure until the last checkpoint runs again.
     """
 
     gpu_mtbf_s: Positive
@@ -39,9 +39,9 @@ class FailureEstimate:
     Time that failures cost a run (eq. U1, U2, U3).
 
     Attributes:
-        effective_fraction: of the wall clock in which the job makes progress.
-        days: with failures; `None` without a number of tokens.
-        interruptions: expected in that time.
+        effective_fraction: share of the wall clock in which the job makes progress.
+        days: duration with failures; `None` without a number of tokens.
+        interruptions: expected number in that time.
     """
 
     job_mtbf_s: float
@@ -61,10 +61,10 @@ class TrainingEstimate:
         flops_per_gpu_per_s: executed, with what is recomputed: what publications call achieved.
         model_flops_per_gpu_per_s: without recompute.
         hfu_fraction: executed FLOPs over the dense peak; `mfu_fraction` without recompute.
-        days: of all tokens without failures; `None` without a number of tokens.
+        days: duration of all tokens without failures; `None` without a number of tokens.
         gpu_hours: the same on all GPUs.
-        energy_j: of the GPUs at their power limit; no hosts, switches or cooling.
-        memory_bytes: of the fullest GPU; `fits` compares it with the GPU's memory.
+        energy_j: energy of the GPUs at their power limit; no hosts, switches or cooling.
+        memory_bytes: memory of the fullest GPU; `fits` compares it with the GPU's memory.
         scale_factor: tokens/s over those of a single replica times replicas; with experts, of as
             few replicas as share them out.
     """
@@ -106,7 +106,7 @@ def estimate(
     Estimate a training run; a layout that does not fit memory is estimated, too, and says so.
 
     Args:
-        tokens: of the whole run; `None`: only the step.
+        tokens: tokens of the whole run; `None`: only the step.
         interruptions: MTBF and checkpoint; `None`: no failures.
 
     Raises:
@@ -206,8 +206,8 @@ class RuleOfThumb:
     A training run by rules of thumb.
 
     Attributes:
-        flops: of the run (eq. J1).
-        days: on all GPUs at the given rate (eq. J12), `gpu_hours` on one.
+        flops: FLOPs of the run (eq. J1).
+        days: duration on all GPUs at the given rate (eq. J12), `gpu_hours` on one.
         weight_bytes: 32-bit weights (eq. J14).
         memory_bytes: 8 times that, over all GPUs together.
     """

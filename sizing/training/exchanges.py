@@ -47,7 +47,6 @@ def exchanges(job: TrainingJob, layout: TrainingLayout) -> Exchanges:
 
 
 def _hidden_bytes(job: TrainingJob, layout: TrainingLayout) -> float:
-    """Bytes of the hidden state of a micro-batch, of one slice of the sequence."""
     tokens = layout.tokens_per_micro_batch(job)
     return tokens * job.model.hidden_size * ACTIVATION_BYTES
 
@@ -105,8 +104,7 @@ def _experts(job: TrainingJob, layout: TrainingLayout) -> tuple[Exchange, ...]:
     size = _hidden_bytes(job, layout) * moe.experts_per_token / layout.tp * (1 - 1 / layout.ep)
     times = layers * (6 if job.recompute == "full" else 4)
     stride = layout.tp if layout.cp >= layout.ep else layout.tp * layout.cp * layout.pp
-    found = Exchange("expert all-to-all", "J10", "all-to-all", layout.ep, times, size, stride)
-    return (found,)
+    return (Exchange("expert all-to-all", "J10", "all-to-all", layout.ep, times, size, stride),)
 
 
 def _copies(job: TrainingJob, layout: TrainingLayout) -> dict[str, tuple[Exchange, ...]]:
@@ -127,8 +125,8 @@ def _copies(job: TrainingJob, layout: TrainingLayout) -> dict[str, tuple[Exchang
     pattern = "reduce-scatter" if job.zero else "all-reduce"
     times = 2 * layout.micro_batches(job) if job.zero == 3 else 1  # noqa: PLR2004
     weights, gradients = (
-        Exchange(f"{what} {how}", "J11", how, layout.copies, runs, each * parameters, stride)
-        for what, how, runs, each in (
+        Exchange(f"{what} {how}", "J11", how, layout.copies, runs, bytes_each * parameters, stride)
+        for what, how, runs, bytes_each in (
             ("weight", "all-gather", times, WEIGHT_BYTES),
             ("gradient", pattern, 1, GRADIENT_BYTES),
         )

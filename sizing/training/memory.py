@@ -33,7 +33,7 @@ class TrainingMemory:
     Attributes:
         optimiser: 32-bit weights and two moments.
         activations: kept for the backward passes under way.
-        working: of the layer that is being run again, and the logits.
+        working: values of the layer that is being run again, and the logits.
     """
 
     weights: float

@@ -32,7 +32,7 @@ class StepFlops:
     FLOPs of one optimiser step over all GPUs.
 
     Attributes:
-        forward: of one forward pass.
+        forward: FLOPs of one forward pass.
         core: the part of it in scores and values of attention.
         head: the part of it in the output table.
         recompute: what the backward pass runs again.
@@ -180,7 +180,6 @@ def _gradients(op: Op) -> tuple[Op, Op]:
 def _core(
     job: TrainingJob, layout: TrainingLayout, scores: list[Op]
 ) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
-    """Scores, softmax, dropout and values, forward and backward."""
     if job.attention == "flash":
         back = [
             replace(op, name=f"{op.name} backward", work=op.work * FLASH_BACKWARD) for op in scores
@@ -208,7 +207,6 @@ def _core(
 def _elementwise(
     job: TrainingJob, layout: TrainingLayout, tokens: NDArray[np.float64]
 ) -> tuple[Op, Op]:
-    """Everything else of a layer, forward and backward, by bytes a token."""
     model, t = job.model, layout.tp
     h, f = model.hidden_size, float(model.ffn_size)
     if model.moe:

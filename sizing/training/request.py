@@ -77,10 +77,10 @@ class TrainingRequest(TrainingOptions):
         """
         layout = self.layout()
         job = self.job(layout)
-        found = best_choice(
+        choice = best_choice(
             job, layout, machine, micro_batch=self.micro_batch, interleave=self.interleave
         )
-        return job, layout if found is None else found.layout
+        return job, layout if choice is None else choice.layout
 
     def machine(self) -> TrainingMachine:
         """
@@ -97,9 +97,9 @@ class TrainingRequest(TrainingOptions):
                 raise InputError("gpu", gpu.name, f"{cluster.gpu}, the GPU of {cluster.name}")
             gpu = catalog.find_gpu(cluster.gpu)
         elif gpu is not None:  # nodes as in its first preset without tiers, or in its first
-            presets = [each for each in catalog.clusters().values() if each.gpu == gpu.name]
+            presets = [preset for preset in catalog.clusters().values() if preset.gpu == gpu.name]
             choice = ClusterChoice(gpu=gpu.name, gpus_per_node=8, max_gpus=8)
-            plain = [each for each in presets if not each.tiers] or presets
+            plain = [preset for preset in presets if not preset.tiers] or presets
             cluster = plain[0] if plain else catalog.find_cluster(choice, place="cluster")
         else:
             raise InputError("gpu", None, "a GPU of the catalog, or a cluster preset")
@@ -131,20 +131,22 @@ class TrainingRequest(TrainingOptions):
     def _model(self) -> ModelSpec:
         shape = {name: getattr(self, name) for name in SHAPE}
         if self.model is not None:
-            given = [name for name, value in shape.items() if value is not None]
-            if given:
-                raise InputError(given[0], shape[given[0]], "no such option beside a model's name")
-            found = catalog.find_model(self.model, place="model")
+            beside = [name for name, value in shape.items() if value is not None]
+            if beside:
+                raise InputError(
+                    beside[0], shape[beside[0]], "no such option beside a model's name"
+                )
+            model = catalog.find_model(self.model, place="model")
             return replace(
-                found, weight_dtype=self.dtype, dtype="bf16",
-                max_context_tokens=max(found.max_context_tokens, self.seq),
+                model, weight_dtype=self.dtype, dtype="bf16",
+                max_context_tokens=max(model.max_context_tokens, self.seq),
             )  # fmt: skip
         missing = [name for name, value in shape.items() if value is None]
         if missing:
             raise InputError(missing[0], None, "a number, or a model of the catalog")
-        return self._given(**shape)
+        return self._shaped(**shape)
 
-    def _given(self, *, layers: int, hidden: int, heads: int, ffn: int, vocab: int) -> ModelSpec:
+    def _shaped(self, *, layers: int, hidden: int, heads: int, ffn: int, vocab: int) -> ModelSpec:
         if self.head_dim is None and hidden % heads:
             raise InputError("heads", heads, f"a divisor of hidden = {hidden}, or a head_dim")
         gpt = self.family == "gpt" or (self.family is None and ffn == PLAIN_RATIO * hidden)

@@ -29,7 +29,7 @@ LEAST_SLICE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One layout that was tried: seconds of a step, bytes of its fullest GPU."""
+    """A layout that was tried, with the memory of its fullest GPU."""
 
     layout: TrainingLayout
     step_s: float
@@ -67,9 +67,9 @@ def best_choice(
             seen.add(chunk_layers)
             step_s = training_step(job, choice, machine).step_s
             tried.append(Trial(layout=choice, step_s=step_s, memory_bytes=memory))
-    fastest = min((each.step_s for each in tried), default=0.0)
-    near = [each for each in tried if each.step_s <= fastest * (1 + SLACK)]
-    return min(near, key=lambda each: (each.memory_bytes, each.step_s), default=None)
+    fastest = min((trial.step_s for trial in tried), default=0.0)
+    near = [trial for trial in tried if trial.step_s <= fastest * (1 + SLACK)]
+    return min(near, key=lambda trial: (trial.memory_bytes, trial.step_s), default=None)
 
 
 def search_layouts(
@@ -91,14 +91,14 @@ def search_layouts(
     """
     layouts = _degrees(job_of(TrainingLayout(dp=gpus)), gpus, machine)
     tried = [best_choice(job_of(layout), layout, machine) for layout in layouts]
-    found = [trial for trial in tried if trial is not None]
-    if not found:
+    fitting = [trial for trial in tried if trial is not None]
+    if not fitting:
         room = machine.gpu.require("hbm_bytes") * FILL / 1e9
         raise NegativeAnswer(
             f"no layout of {gpus} {machine.gpu.name} fits: heads, layers, batch and"
             f" {room:.0f} GB of memory a GPU; take more GPUs or --recompute full"
         )
-    return sorted(found, key=lambda each: (each.step_s, each.memory_bytes))[:MOST_RANKED]
+    return sorted(fitting, key=lambda trial: (trial.step_s, trial.memory_bytes))[:MOST_RANKED]
 
 
 def _degrees(job: TrainingJob, gpus: int, machine: TrainingMachine) -> Iterator[TrainingLayout]:

@@ -187,7 +187,6 @@ def _exposed_s(job: TrainingJob, layout: TrainingLayout, times: _MicroBatch) -> 
 
 
 def _optimiser_s(job: TrainingJob, layout: TrainingLayout, gpu: GpuSpec) -> float:
-    """Stream gradients, weights and moments once."""
     parameters = max(stage_parameters(job, layout, stage) for stage in STAGES)
     if job.zero:
         parameters /= layout.copies

@@ -32,8 +32,7 @@ from sizing.report.plan_screen import (
 from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
 from sizing.report.today import today_table
 from sizing.scenario import Scenario
-from sizing.stacks.export import NEED_IMAGE, export
-from sizing.stacks.targets import TARGETS
+from sizing.stacks.formats import FORMATS, export
 from sizing.ui import form
 from sizing.ui.questions import Subject, draw_questions
 from sizing.ui.style import chart, kit, lines
@@ -315,13 +314,14 @@ def _other_stacks(answer: Answer) -> None:
     """Offer the plan as files of another serving stack, and as a test for who delivers it."""
     found, own = answer.plan, answer.class_name
     with st.popover("Run it elsewhere", width="stretch"):
-        stack = st.selectbox("Serving stack", TARGETS, key=f"{own}:stack")
+        imaged = [name for name, form in FORMATS.items() if form.needs_image]
+        stack = st.selectbox("Serving stack", list(FORMATS), key=f"{own}:stack")
         image = st.text_input(
             "Container image",
             key=f"{own}:image",
-            help=f"{' and '.join(sorted(NEED_IMAGE))} need one, such as NAME:TAG",
+            help=f"{' and '.join(imaged)} need one, such as NAME:TAG",
         )
-        if stack in NEED_IMAGE and not image.strip():
+        if stack in imaged and not image.strip():
             st.info(f"Its files name the container image that {stack} starts: write it above.")
         else:
             _stack_files(answer, stack, image.strip())

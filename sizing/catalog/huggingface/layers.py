@@ -142,7 +142,7 @@ def read_layers(keys: Keys, family: Family, kinds: list[str], context: int) -> L
     Find the window of the layers that have one.
 
     Args:
-        kinds: of the layers.
+        kinds: kinds of the layers.
         context: longest sequence; a window at least as long is none.
     """
     kind = CHUNK if CHUNK in kinds else WINDOW
@@ -159,7 +159,6 @@ def read_layers(keys: Keys, family: Family, kinds: list[str], context: int) -> L
 
 
 def _named(keys: Keys, family: Family) -> list[str]:
-    """Return the kind of each layer where the config says so; else nothing."""
     known = [WINDOW, FULL]
     for kind, is_known in (
         (CHUNK, keys.has("attention_chunk_size")),
@@ -221,7 +220,6 @@ RULES: dict[str, Callable[[Keys, int], str]] = {
 
 
 def _is_rotated(keys: Keys, layer: int) -> bool:
-    """Say whether a layer has rotary embeddings, which some leave out."""
     given = keys.sequence("no_rope_layers")
     if given and len(given) != keys.count("num_hidden_layers"):
         raise keys.wrong("no_rope_layers", f"{keys.count('num_hidden_layers')} entries")
@@ -307,7 +305,7 @@ def read_linear(keys: Keys, family: Family, num_layers: int, dtype: str) -> Line
     Read linear attention, if any layer has it.
 
     Args:
-        dtype: of activations.
+        dtype: dtype of activations.
 
     Source:
         vLLM 0.29.0 model_executor/models/config.py: the state is kept in what the config or its
@@ -390,7 +388,6 @@ def read_experts(keys: Keys, family: Family, layers: Layers) -> MoeSpec | None:
 
 
 def _dense_layers(keys: Keys, layers: Layers) -> int:
-    """Count the layers without experts, by whichever key says so."""
     number = len(layers.kinds)
     if layers.single:
         return layers.num(DENSE)

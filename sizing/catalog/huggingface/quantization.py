@@ -87,7 +87,7 @@ class Quantization:
         method: as the config names it.
         blocks: fp8 weights have a scale per block, and activations are scaled when they are
             multiplied; `None`: no fp8 weights.
-        kv_dtype: of cached keys and values; `None`: as activations.
+        kv_dtype: dtype of cached keys and values; `None`: as activations.
     """
 
     weight_dtype: str
@@ -107,8 +107,8 @@ def quantization(
     Read a `quantization_config`.
 
     Args:
-        num_layers: of the model; what lies beyond them predicts further tokens and is left out.
-        num_dense_layers: of those, the first ones, with a dense feed-forward.
+        num_layers: layers of the model; those beyond predict further tokens and are left out.
+        num_dense_layers: first layers of those, with a dense feed-forward.
 
     Raises:
         InputError: a method, a format or an exception from it that the sizer cannot express.
@@ -297,7 +297,6 @@ def _compressed(raw: Mapping[str, object], place: str) -> str:
 
 
 def _weights(raw: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return what each group of a compressed-tensors config says of its weights."""
     groups = raw.get("config_groups")
     each = groups.values() if isinstance(groups, dict) else ()
     found = (group.get("weights") for group in each if isinstance(group, dict))

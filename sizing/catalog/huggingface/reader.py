@@ -81,7 +81,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     Args:
         config: parsed `config.json`; with a `text_config`, that part is read.
         name: becomes the spec's id.
-        source: where a server loads the model from.
+        source: hub id or folder that a server loads.
 
     Raises:
         InputError: an unknown `model_type`, a key missing or of the wrong type, or an
@@ -224,7 +224,6 @@ def _spec(keys: Keys, family: Family, names: tuple[str, str, str]) -> ModelSpec:
 
 
 def _kv_heads(keys: Keys, heads: int) -> int:
-    """Return the key and value heads; Falcon's first decoder had one or as many as heads."""
     if keys.flag("multi_query") and not keys.flag("new_decoder_architecture"):
         return 1
     found = keys.count("num_key_value_heads", heads)
@@ -234,7 +233,6 @@ def _kv_heads(keys: Keys, heads: int) -> int:
 
 
 def _position_rows(keys: Keys, family: Family) -> int:
-    """Return the rows of a learned table of positions, if the family has one."""
     if family.position_rows is None:
         return 0
     return keys.count("max_position_embeddings") + family.position_rows
@@ -289,7 +287,6 @@ def _is_number(value: object) -> bool:
 
 
 def _ropes(keys: Keys, kinds: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the RoPE settings of all layers, or of each kind of layers, and their key."""
     place = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     rope = keys.get(place) or {}
     if not isinstance(rope, dict):
@@ -310,7 +307,6 @@ def _dtype(config: Mapping[str, object], place: str) -> str:
 
 
 def _quantization(keys: Keys, dtype: str, moe: MoeSpec | None, layers: int) -> Quantization:
-    """Read how the weights are quantised; as `dtype` where they are not."""
     config = keys.values
     raw = config.get("quantization_config") or config.get("compression_config")
     if raw is None:

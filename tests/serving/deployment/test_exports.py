@@ -9,7 +9,7 @@ from pathlib import Path
 from minicluster.plan import KvOffload, Plan
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
-from sizing.stacks.export import export
+from sizing.stacks.formats import export
 from tests.serving.forks import Forks
 from tests.sizing.stacks.deployments import deepseek, plan_with
 

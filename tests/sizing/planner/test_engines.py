@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import yaml
+from sizing.stacks.export import export
 
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import InputError, NegativeAnswer
@@ -20,8 +21,7 @@ from sizing import catalog
 from sizing.planner.plan import plan as make_plan
 from sizing.planner.studies.result import StudyResult, answer_line, cheapest
 from sizing.scenario import Scenario
-from sizing.stacks.export import export
-from sizing.stacks.targets import TARGETS
+from sizing.stacks.formats import FORMATS
 
 FOREIGN = ("sglang", "trtllm")
 SMALL = {"search.pools": "mixed", "workload.requests_per_s": 5.0, "search.confidence_fraction": 0.5}
@@ -101,7 +101,7 @@ def test_export_goes_to_the_engine_of_the_plan(engine: str) -> None:
     """Formats of others are refused by name, because the plan has the rules of its own."""
     plan = planned(engine)
     assert export(plan) == export(plan, engine)
-    for target in {*TARGETS} - {engine}:
+    for target in {*FORMATS} - {engine}:
         with pytest.raises(InputError, match=f"'{target}'; expected {engine}"):
             export(plan, target, image="image")
     if engine == "trtllm":

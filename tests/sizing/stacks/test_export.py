@@ -17,9 +17,8 @@ from minicluster.errors import InputError
 from minicluster.plan import KvOffload, Plan, to_json
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
-from sizing.stacks.export import OFFLOADING_TARGETS, export
+from sizing.stacks.formats import FORMATS, export
 from sizing.stacks.read import read_deployed
-from sizing.stacks.targets import TARGETS
 from tests.sizing.conftest import Sizing
 from tests.sizing.stacks.deployments import deepseek, plan_with
 
@@ -46,13 +45,13 @@ def document(plan: Plan, target: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", FORMATS)
 def test_the_first_line_says_how_far_a_file_is_checked(target: str) -> None:
     """Only what a test gives to the project's own parser is called checked."""
     for text in export(split(), target, image="vllm:x").values():
         first = text.splitlines()[0]
         assert re.match(r"# (Checked in a test with|not validated:) ", first)
-        assert first.startswith("# Checked") == (target in {"vllm", "ray"})
+        assert first.startswith("# Checked") == FORMATS[target].validated
 
 
 SLICINGS = st.sampled_from(
@@ -91,7 +90,7 @@ def test_what_is_exported_is_read_back(
     experts: bool,  # noqa: FBT001
     own: dict[str, Any],
 ) -> None:
-    """Every file whose engines are vLLM's gives every pool and every setting of the engines."""
+    """Every file of vLLM, Dynamo and Ray gives every pool and every setting of the engines."""
     plan = deepseek(**pools) if experts else plan_with(**pools)
     own["speculative_tokens"] *= experts
     own["two_batch_overlap"] &= "mixed" not in pools
@@ -99,15 +98,15 @@ def test_what_is_exported_is_read_back(
     engine = replace(plan.engine, mean_accepted_tokens=0.0, **own)
     plan = replace(plan, engine=engine)
     file = tmp_path_factory.mktemp("exported") / "file"
-    for target in READ if engine.kv_offload is None else OFFLOADING_TARGETS:
+    for target in READ if engine.kv_offload is None else ("vllm", "ray"):
         file.write_text(only(plan, target))
         found = read_deployed(file)
         assert found.pools == {role: f"{count}x{of}" for role, (count, of) in pools.items()}
         assert found.keys == settings_of(plan)
 
 
-READ = ("vllm", "dynamo", "llm-d", "kserve", "ray")
-"""Targets whose files `sizing read` takes: the engines of the others are not vLLM's."""
+READ = ("vllm", "dynamo", "ray")
+"""Formats whose files `sizing read` takes."""
 
 
 def settings_of(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minicluster.errors import InputError
-from sizing.stacks.read import Deployed, read_deployed
+from sizing.stacks.read import ReadDeployment, read_deployed
 from tests.sizing.stacks.test_read import SERVE
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -19,7 +19,7 @@ PRODUCER = f"--kv-transfer-config '{NIXL % 'kv_producer'}'"
 CONSUMER = f"--kv-transfer-config '{NIXL % 'kv_consumer'}'"
 
 
-def read(text: str, folder: Path) -> Deployed:
+def read(text: str, folder: Path) -> ReadDeployment:
     """Return what a file of this text says."""
     file = folder / "launch"
     file.write_text(text)
@@ -119,26 +119,6 @@ STARTED: dict[str, tuple[str, dict[str, str]]] = {
     "a list": (
         f'kind: List\nitems:\n- {pod("StatefulSet", {"command": SERVE.split(), "args": ["-tp", 2]})}',
         {"mixed": "1xTP2"},
-    ),
-    "a chart of llm-d": (
-        """modelArtifacts: {uri: "hf://m"}
-prefill: {create: false}
-decode:
-  replicas: 2
-  parallelism: {tensor: 2}
-  containers: [{name: vllm, modelCommand: vllmServe, args: [--max-num-seqs, 4]}]
-""",
-        {"mixed": "2xTP2"},
-    ),
-    "KServe": (
-        """kind: LLMInferenceService
-spec:
-  model: {uri: "hf://m"}
-  replicas: 3
-  parallelism: {tensor: 4}
-  template: {containers: [{name: main, resources: {limits: {nvidia.com/gpu: "4"}}}]}
-""",
-        {"mixed": "3xTP4"},
     ),
     "Ray's split pools": (
         """applications:
@@ -271,22 +251,21 @@ REFUSED: list[tuple[str, str]] = [
     ("kind: [\n", "expected YAML"),
     ("kind: RayService\nspec: {}\n", "launch:1: kind is 'RayService'; expected a DynamoGraphDeployment"),
     ("kind: LLMInferenceService\n", "kind is 'LLMInferenceService'"),
+    ("modelArtifacts: {uri: hf://m}\n", "kind is 'values of a chart of llm-d'"),
     (f"services:\n  a:\n    command: {SERVE}\n", "kind is 'a file of docker-compose'"),
     ("applications: []\n", "kind is 'a Serve config of Ray'"),
     (f"# a recipe\n---\nmodel: x\nguide: |\n  {SERVE}\n", "launch:3: kind is missing; expected"),
     ("kind: Service\n", "is 'neither'; expected a command"),
-    (f"kind: LLMInferenceService\nspec: {{model: {{uri: hf://{MODEL}}}, baseRefs: [x], template: {{}}}}\n", "is 'baseRefs'; expected at most"),
     ("applications:\n- import_path: ray.serve.llm:build_openai_app\n  args: {llm_configs: [{lora_config: {}}]}\n", "is 'lora_config'; expected at most"),
     ("applications: [{import_path: serving.replicas.app:from_plan}]\n", "of `serving manifest` the plan says"),
     (f"{SERVE} &\npython3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'"),
-    ("kind: LLMInferenceService\nspec: {model: {uri: hf://m}, template: {containers: [{name: main}, {name: x}]}}\n", "name is 'x'; expected main"),
     ("python3 -m sglang.launch_server --model-path x", "is 'sglang.launch_server'; expected a command"),
     (graph(W=worker("--model", MODEL, autoscaling={"enabled": True})), "spec.services.W is 'autoscaling'; expected at most"),
     (pod("Pod", {"image": "rocm/vllm", "args": ["--model", MODEL]}), "expected an image whose command is known"),
     (pod("Deployment", {"image": "vllm/vllm-openai", "args": [MODEL], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}), "is 'nvidia.com/mig-1g.10gb'; expected GPUs"),
     (graph(W=worker("--model", MODEL), V={"replicas": 4, "extraPodSpec": {"mainContainer": {"args": ["dynamo.vllm"]}}}), "in containers beside those that are read"),
     (f"kind: Pod\nspec: {{initContainers: [{{command: [vllm, serve, x]}}], containers: [{{image: vllm/vllm-openai, args: [{MODEL}]}}]}}", "in containers beside those"),
-    ("kind: LeaderWorkerSet\nspec: {leaderWorkerTemplate: {size: 2, workerTemplate: {spec: {containers: [{command: [vllm, serve, m]}]}}}}", "resources is missing; expected the GPUs"),
+    ("kind: LeaderWorkerSet\nspec: {leaderWorkerTemplate: {size: 2}}", "kind is 'LeaderWorkerSet'; expected a DynamoGraphDeployment, or one of Deployment"),
     ("kind: Deployment\nspec:\n  replicas: {{ .Values.n }}\n", "expected YAML with each key once"),
     (pod("Pod", {"command": SERVE.split(), "env": ["x"]}), "env is 'a list of other things'; expected a list of tables"),
     (graph("v2", W=worker()), "apiVersion is 'nvidia.com/v2'"),

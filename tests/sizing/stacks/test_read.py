@@ -12,8 +12,8 @@ from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 from sizing.planner.layout import LayoutShape, kv_space
 from sizing.scenario import Scenario
-from sizing.stacks.export import export
-from sizing.stacks.read import Deployed, read_deployment_file
+from sizing.stacks.formats import export
+from sizing.stacks.read import ReadDeployment, read_deployment_file
 from tests.sizing.conftest import Sizing
 from tests.sizing.scenarios import proposed
 
@@ -38,7 +38,9 @@ def graph(**keys: object) -> str:
 def read(tmp_path: Path) -> Any:  # noqa: ANN401  (a function of a text)
     """Return a reader of a text with the load of `BASE`."""
 
-    def of(text: str, *, base: str | None = BASE, **overrides: object) -> tuple[Scenario, Deployed]:
+    def of(
+        text: str, *, base: str | None = BASE, **overrides: object
+    ) -> tuple[Scenario, ReadDeployment]:
         file = tmp_path / "file"
         file.write_text(text)
         keys = {name.replace("__", "."): value for name, value in overrides.items()}
@@ -155,15 +157,10 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
         ("vllm serve --port 1", "expected a model, as its first argument or as --model"),
         (f"{SERVE} 'open", "expected a shell command"),
         (f"{SERVE} --quantization awq", "--quantization is 'awq'; expected fp8, or none"),
-        (f"{SERVE} --kv-transfer-config x", "--kv-transfer-config is 'x'; expected a JSON object"),
         (f"{SERVE}\nvllm serve other/model", "expected engines of one model"),
         (f"{SERVE} -tp 2\n{SERVE} -tp 4", "kv_role"),
         (f"{SERVE} --kv-cache-dtype fp8\n{SERVE} --kv-cache-dtype auto", "one in all engines"),
         (f"{SERVE} --kv-cache-dtype auto_x", "--kv-cache-dtype is 'auto_x'; expected one of auto"),
-        (
-            f"""{SERVE} --speculative-config '{{"method": "ngram"}}'""",
-            "--speculative-config",
-        ),
         ("kind: DynamoGraphDeployment\nspec: 3\n", "expected spec.services with a worker"),
         ("[" * 50_000, "expected a command `vllm serve …`"),
         (json.dumps(RECORD | {"precision": "int4"}), "precision is 'int4'; expected one of fp8"),

@@ -12,7 +12,7 @@ from minicluster.errors import NegativeAnswer
 from minicluster.specs.topology import Node
 from sizing import catalog
 from sizing.network.gpu_groups import PoolRequest
-from sizing.planner.deployment import place
+from sizing.network.plan_nodes import place
 
 H100 = catalog.clusters()["h100-8"]
 POOLS = st.tuples(st.integers(1, 20), st.sampled_from((1, 2, 4, 8, 16)))
