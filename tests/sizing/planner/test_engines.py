@@ -8,7 +8,6 @@ from functools import cache
 
 import pytest
 import yaml
-from sizing.stacks.export import export
 
 from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import InputError, NegativeAnswer
@@ -21,7 +20,7 @@ from sizing import catalog
 from sizing.planner.plan import plan as make_plan
 from sizing.planner.studies.result import StudyResult, answer_line, cheapest
 from sizing.scenario import Scenario
-from sizing.stacks.formats import FORMATS
+from sizing.stacks.formats import FORMATS, export
 
 FOREIGN = ("sglang", "trtllm")
 SMALL = {"search.pools": "mixed", "workload.requests_per_s": 5.0, "search.confidence_fraction": 0.5}
