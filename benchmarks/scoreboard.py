@@ -43,7 +43,7 @@ from sizing.evidence.validate import judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from sizing.evidence.row import Group, MeasuredRow
+    from sizing.evidence.measured_row import Group, MeasuredRow
 
 ROOT = Path(__file__).parents[1]
 ROWS = sorted((ROOT / "tests" / "published").glob("measured_*.csv"))

@@ -25,11 +25,13 @@ from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.catalog.schema import scenario_keys
 from sizing.evidence.evidence import read_evidence
+from sizing.evidence.measured_row import MeasuredRow
 from sizing.evidence.prediction import predict_row
-from sizing.evidence.row import MeasuredRow, read_rows
+from sizing.evidence.row import read_rows
 from sizing.evidence.row_config import nearest_engine
-from sizing.latency.load import prefill_load
-from sizing.latency.step import Machine, step_s
+from sizing.latency.op import prefill_load
+from sizing.latency.step import step_s
+from sizing.latency.term import Machine
 from sizing.planner.intervals import DISTANCES
 from sizing.report.validation import figures
 

@@ -11,8 +11,6 @@ from minicluster.pages.shown import Shown
 from minicluster.plan import Inputs
 from sizing import catalog
 from sizing.catalog.scenario import scenario_from
-from sizing.catalog.schema import scenario_keys
-from sizing.latency.calibration import read_calibration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +59,11 @@ class Scenario(Inputs, Shown):
         Raises:
             InputError: anything missing, unknown or contradictory.
         """
-        measured = None if calibration is None else read_calibration(calibration)
+        measured = None
+        if calibration is not None:
+            from sizing.latency.calibration import read_calibration  # noqa: PLC0415
+
+            measured = read_calibration(calibration)
         return cls.of(catalog.read_scenario(name, overrides), str(name), measured)
 
     @classmethod
@@ -82,6 +84,8 @@ class Scenario(Inputs, Shown):
 
     def set_keys(self) -> dict[str, Any]:
         """Return the keys of the scenario file that are not at their defaults, and their values."""
+        from sizing.catalog.schema import scenario_keys  # noqa: PLC0415  (plans never ask)
+
         named = (key for key in scenario_keys() if key.type != LENGTHS)
         inside = (key for key in named if not key.key.startswith(f"{CLASSES}."))
         values = ((key, value_of(self.scenario, key.key)) for key in inside)

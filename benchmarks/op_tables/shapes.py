@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.specs.model import DTYPE_BYTES
-from sizing.latency.feedforward import experts_touched
 from sizing.latency.op import ACTIVATION_BYTES, Op, Work
+from sizing.latency.work import experts_touched
 
 if TYPE_CHECKING:
     from op_tables.tables import Table

@@ -127,7 +127,7 @@ class Prediction(Spec, Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom(Spec):
-    """Largest load factor at which the SLO still holds, and what breaks first beyond it."""
+    """Largest load factor at which the SLO still holds as surely, and what breaks first beyond."""
 
     load_factor: float
     binds: str
@@ -229,7 +229,6 @@ class Confidence(Spec):
         requests: simulated in them.
         seeds: of arrivals, each a run of its own.
         tightest: limits that were used up most, seconds simulated by name.
-        gpus_at: GPUs that this layout needs at other confidences.
         other_pools: what the other kind of pools (aggregated or split) would take.
         interrupted: the search was stopped: the best plan so far.
     """
@@ -242,7 +241,6 @@ class Confidence(Spec):
     requests: int
     seeds: int
     tightest: dict[str, float]
-    gpus_at: dict[str, int]
     other_pools: str = ""
     interrupted: bool = False
 

@@ -1,19 +1,64 @@
-"""Spans that say the same request twice: of a gateway and of the engine behind it."""
+"""Requests of a trace, and spans that say one twice: of a gateway and of the engine behind it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
-    from minicluster.workload.trace_requests import Request
-
 Key = tuple[str, str]
 """Ids of a trace and of a span."""
+
+
+class TraceRow(NamedTuple):
+    """
+    One request.
+
+    Attributes:
+        content: ids of the prompt's whole blocks.
+        prefix_tokens: of the prompt, in the prefix cache.
+        session: conversation; -1: none.
+        adapter: LoRA adapter; -1: none.
+    """
+
+    due_s: float
+    input_tokens: int
+    output_tokens: int
+    content: tuple[int, ...] = ()
+    prefix_tokens: int = 0
+    session: int = -1
+    adapter: int = -1
+
+
+class Request(NamedTuple):
+    """
+    A request as its line has it.
+
+    Attributes:
+        place: file and line.
+        row: all but its time, and the content that `ids` name.
+        key, at: its time, a number or a text, and the key that it stands under.
+        took_s: from its arrival to `at`.
+        ids: of the blocks of its prompt.
+        span: its ids, if it is one.
+    """
+
+    place: str
+    row: TraceRow
+    key: str
+    at: object
+    took_s: float
+    ids: tuple[int, ...]
+    span: Key | None
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of prompt and answer."""
+        return self.row.input_tokens, self.row.output_tokens
 
 
 def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> set[int]:

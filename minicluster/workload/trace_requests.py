@@ -8,12 +8,12 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.records import flat, read_records
-from minicluster.workload.spans import Key, repeated
+from minicluster.workload.spans import Key, Request, TraceRow, repeated
 from minicluster.workload.trace_formats import FORMATS, Format, Meaning, format_of, meaning
 from minicluster.workload.trace_times import epoch_unit, number_of
 
@@ -33,26 +33,6 @@ NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./@-]+:[\w.-]+", re.IGNO
 """Texts under a key of images that are none: zero, and a container's name and tag."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
-
-
-class TraceRow(NamedTuple):
-    """
-    One request.
-
-    Attributes:
-        content: ids of the prompt's whole blocks.
-        prefix_tokens: of the prompt, in the prefix cache.
-        session: conversation; -1: none.
-        adapter: LoRA adapter; -1: none.
-    """
-
-    due_s: float
-    input_tokens: int
-    output_tokens: int
-    content: tuple[int, ...] = ()
-    prefix_tokens: int = 0
-    session: int = -1
-    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,33 +59,6 @@ class ReadAs:
             *(f"left out: {count:,} {reason}" for reason, count in self.left_out.items() if count),
             *([f"keys that are not read: {keys}"] if keys else []),
         ]
-
-
-class Request(NamedTuple):
-    """
-    A request as its line has it.
-
-    Attributes:
-        place: file and line.
-        row: all but its time, and the content that `ids` name.
-        key, at: its time, a number or a text, and the key that it stands under.
-        took_s: from its arrival to `at`.
-        ids: of the blocks of its prompt.
-        span: its ids, if it is one.
-    """
-
-    place: str
-    row: TraceRow
-    key: str
-    at: object
-    took_s: float
-    ids: tuple[int, ...]
-    span: Key | None
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """Of prompt and answer."""
-        return self.row.input_tokens, self.row.output_tokens
 
 
 Pair = tuple[str, Any]

@@ -12,15 +12,15 @@ from minicluster.errors import Fault, InputError
 from minicluster.files import write_atomically
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 from minicluster.workload.trace_options import AS_FOUND, TraceReading
-from minicluster.workload.trace_requests import ReadAs, RequestFile, TraceRow
+from minicluster.workload.trace_requests import ReadAs, RequestFile
 from minicluster.workload.trace_times import clock_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from minicluster.workload.spans import Request, TraceRow
     from minicluster.workload.trace_formats import Format
-    from minicluster.workload.trace_requests import Request
 
 MAX_TOKENS = 100_000_000
 """Largest length of a prompt or an answer; a larger number in a trace is a mistake."""

@@ -17,8 +17,6 @@ from minicluster.errors import SET, Fault, InputError
 from minicluster.plan import Inputs
 from minicluster.specs.lora import check_lora
 from minicluster.specs.scenario import CATALOG, ScenarioSpec
-from minicluster.workload.traces import read_trace
-from minicluster.workload.traffic import of_arrivals
 from sizing.catalog.cluster import find_cluster
 from sizing.catalog.engine import WITHOUT_LIBRARY, chosen_engine
 from sizing.catalog.folder import find_file
@@ -58,6 +56,9 @@ def scenario_from(raw: dict[str, Any], overrides: Overrides = (), *, place: str)
 
 def _take_trace(load: dict[str, Any], place: str) -> None:
     """Write the lengths of a trace into a load, and the rate of its busiest five minutes."""
+    from minicluster.workload.traces import read_trace  # noqa: PLC0415  (few loads are of traces)
+    from minicluster.workload.traffic import of_arrivals  # noqa: PLC0415
+
     trace = load["trace"]
     if load.get("classes"):
         expected, way_out = "no such key beside classes", "give each class its own `lengths`"

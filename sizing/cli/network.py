@@ -71,8 +71,7 @@ def collective(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Time a collective over the tiers of a network."""
     from sizing import catalog
-    from sizing.latency.collectives import CROSSES
-    from sizing.latency.library import left_out, with_gpu_points
+    from sizing.latency.collectives import CROSSES, left_out, with_gpu_points
     from sizing.network.collective import Question, answer
     from sizing.report.fabric import answer_table, left_out_table
 

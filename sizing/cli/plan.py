@@ -12,7 +12,6 @@ from typer import Exit, Option
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import NegativeAnswer
 from minicluster.files import write_atomically
-from minicluster.pages.write import write_page
 from minicluster.shell import say, talk
 from sizing.cli.common import (
     AsJson,
@@ -52,9 +51,7 @@ def plan(
     the cheaper. Plans of own pools are written to a file for each class: plan.chat.json beside
     plan.json.
     """
-    from minicluster.plan import to_json
     from sizing.planner.plan import NoPlan, plan_classes
-    from sizing.report.plan_screen import class_plans_json
 
     inputs, scenario = asked.load(), asked.scenario
     try:
@@ -69,8 +66,7 @@ def plan(
     for of, built in found.chosen.items():
         _write(built, _named(out, of), _named(asked.html, of), place=scenario)
     if asked.as_json:
-        single = None if inputs.scenario.workload.classes else found.chosen[""]
-        sys.stdout.write(class_plans_json(found) if single is None else to_json(single))
+        sys.stdout.write(_json(found, classes=bool(inputs.scenario.workload.classes)))
     else:
         _print_plans(found, out, verbose=verbose)
     _replay_trace(found)
@@ -80,6 +76,16 @@ def plan(
             leave_interrupted("the plan of shared pools; own pools of the classes were not planned")
         unverified = ", estimated, not simulated" if sure.unverified else ""
         leave_interrupted(f"the best plan so far{unverified}")
+
+
+def _json(found: ClassPlans, *, classes: bool) -> str:
+    if not classes:
+        from minicluster.plan import to_json
+
+        return to_json(found.chosen[""])
+    from sizing.report.plan_screen import class_plans_json
+
+    return class_plans_json(found)
 
 
 def _replay_trace(found: ClassPlans) -> None:
@@ -114,6 +120,7 @@ def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> 
     if out is not None:
         write_atomically(out, to_json(built))
     if html is not None:
+        from minicluster.pages.write import write_page
         from sizing.report.plan_page import plan_page
 
         with naming(place), talk.status("simulating and drawing"):
@@ -121,7 +128,6 @@ def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> 
 
 
 def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> None:
-    from sizing.network.network_cost import crossing
     from sizing.report.plan_screen import (
         choice_sections,
         next_commands,
@@ -138,6 +144,7 @@ def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> N
             next_commands(built, _named(written, of), verbose=verbose),
         ]
         if verbose:
+            from sizing.network.network_cost import crossing
             from sizing.report.fabric import crossing_lines
 
             parts += plan_details(built)

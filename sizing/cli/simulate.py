@@ -149,8 +149,8 @@ def _check_trace(trace: Path, overrides: list[str], *, alone: bool) -> None:
 
 def _misses(plan: Plan, outcome: Outcome, classes: list[str]) -> tuple[str, ...]:
     """Return the limits that are missed; those of classes only where requests have theirs."""
+    from sizing.planner.error_model import missed_limits
     from sizing.planner.simulated_check import limits_of
-    from sizing.planner.slo import missed_limits
 
     if len(plan.promises) > max(1, len(classes)):
         return ()

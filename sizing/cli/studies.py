@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
+    from sizing.planner.configuration import Configuration
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import StudyResult
 
@@ -58,7 +59,13 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import OBJECTIVES, cheapest, plan_scenario, result_json
+    from sizing.planner.studies.result import (
+        OBJECTIVES,
+        best_line,
+        cheapest,
+        plan_scenario,
+        result_json,
+    )
     from sizing.report.study import comparison_sections
 
     one_of(OBJECTIVES, **{"--by": by})
@@ -81,8 +88,8 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         "best": best.label if best else None,
         "answers": [result_json(result) for result in results],
     }
-    least = "" if best is None else best.label
-    compared = comparison_sections(results, rows[0][2].scenario.slo.percentile, by, least)
+    headline = "None has a plan" if best is None else best_line(results, by)
+    compared = comparison_sections(results, rows[0][2].scenario.slo.percentile, headline)
     show(data, *compared, as_json=as_json)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
@@ -208,7 +215,6 @@ def pareto(
     ] = "gpus",
 ) -> None:
     """Show the Pareto fronts: cost against TTFT and TPOT, tokens/s per GPU against per user."""
-    from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies.cost import require_price
     from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
     from sizing.planner.studies.result import OBJECTIVES
@@ -222,7 +228,8 @@ def pareto(
     stopped = False
     with naming(name), talk.status("forecasting configurations"):
         try:
-            found.extend(iter_design_points(at_planned_rate(inputs)))
+            planned, own = _with_plan(inputs)
+            found.extend(iter_design_points(planned, own))
         except KeyboardInterrupt:
             if not found:
                 raise
@@ -233,6 +240,21 @@ def pareto(
         drawn = fronts(points, by=by)
     asked.answer("pareto", _pareto_json(points, drawn), pareto_sections(points, drawn))
     asked.leave(found=True, stopped=stopped, so_far="the configurations so far")
+
+
+def _with_plan(inputs: Inputs) -> tuple[Inputs, Configuration | None]:
+    """Return a scenario at the rate that is planned for, and its plan; of users there has to be."""
+    from sizing.planner.configuration import Configuration, with_load
+    from sizing.planner.plan import NoPlan, plan
+
+    try:
+        found = plan(inputs)
+    except NoPlan:
+        if inputs.scenario.workload.has_users:
+            raise
+        return inputs, None
+    load = found.workload.at_rate(found.workload.requests_per_s)
+    return with_load(inputs, load), Configuration.of_plan(found)
 
 
 def _pareto_json(found: Sequence[DesignPoint], drawn: Sequence[Front]) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from minicluster.errors import Exit
-from minicluster.pages.write import write_page
 from sizing.cli.common import (
     AsJson,
     Calibration,
@@ -49,6 +48,7 @@ class StudyOptions:
         """Write the page of a *study* where one is asked for, and print the answer."""
         sections = list(parts)
         if self.html is not None:
+            from minicluster.pages.write import write_page
             from sizing.report.tables import answer_page
 
             title, footer = f"{self.scenario}: {study}", f"sizing {study}"

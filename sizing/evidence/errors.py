@@ -12,12 +12,12 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Spec
 from sizing.catalog import find_gpu, find_model, gpu_generation
 from sizing.evidence.interval_fit import QUANTITIES, RowResidual
-from sizing.evidence.row import MeasuredRow, kind_of
+from sizing.evidence.measured_row import MeasuredRow, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from sizing.evidence.validate import RowVerdict
+    from sizing.evidence.prediction import RowVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from sizing.planner.intervals import FILE, Intervals, Residuals, Support
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sizing.evidence.validate import RowVerdict
+    from sizing.evidence.prediction import RowVerdict
 
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
 LIMITS_A_DECADE = 24

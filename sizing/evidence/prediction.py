@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,18 @@ import numpy as np
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.parameters import parameters
+from sizing.evidence.measured_row import MeasuredRow, kind_of
 from sizing.evidence.protocol import protocol_of
-from sizing.evidence.row import MeasuredRow, kind_of
 from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
-from sizing.planner.intervals import Labels, path_of
+from sizing.planner.intervals import Labels, PredictionInterval, path_of
 from sizing.simulation.outcome import Outcome, simulate
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing
     from minicluster.workload.arrivals import Arrivals
-    from sizing.latency.step import Machine
+    from sizing.latency.term import Machine
     from sizing.simulation.system import System
 
 OVERLOAD_S = 10.0
@@ -61,6 +62,42 @@ class RowPrediction:
     path: Labels = field(default_factory=Labels)
     stand_in: bool = False
     bounds_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowVerdict:
+    """
+    One line of the file, predicted.
+
+    Attributes:
+        row: `None`: the line could not be read.
+        ttft: interval around the prediction; `None`: no prediction, or no row stands behind one.
+        excluded: why the row is left out of errors and intervals; empty: it is not.
+    """
+
+    id: str
+    source: str
+    row: MeasuredRow | None
+    found: RowPrediction
+    ttft: PredictionInterval | None = None
+    tpot: PredictionInterval | None = None
+    excluded: str = ""
+
+    @property
+    def answered(self) -> bool | None:
+        """True where the row counts as answered; `None` where nothing was measured."""
+        if self.row is None or self.found.status == "unsupported":
+            return False
+        if self.found.status == "infeasible":  # it claims a TTFT above both limits
+            if self.row.ttft_s is None:
+                return None
+            unloaded_s = self.found.unloaded_s or math.inf
+            return self.row.ttft_s > min(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
+        return all(
+            getattr(self.found, name) is not None
+            for name in ("ttft_s", "tpot_s")
+            if getattr(self.row, name) is not None
+        )
 
 
 def predict_row(row: MeasuredRow) -> RowPrediction:

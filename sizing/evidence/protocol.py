@@ -16,7 +16,7 @@ from sizing.catalog import configs, model_family, release
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sizing.evidence.row import MeasuredRow
+    from sizing.evidence.measured_row import MeasuredRow
 
 FILE = "validation/protocols.toml"
 

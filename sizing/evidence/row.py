@@ -1,4 +1,4 @@
-"""Measured rows: the deployment, the load and the measured times of each line of a CSV."""
+"""Reading measured rows, each line of a CSV."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.errors import InputError
 from minicluster.files import SURPLUS, read_table
 from minicluster.specs.slicing import Slicing
+from sizing.evidence.measured_row import Group, MeasuredRow
 from sizing.evidence.protocol import jitter_of
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ MOST_USERS = 2**14
 MOST_DRAFTS = 32
 """Most drafts of a step, as in a scenario."""
 SERVING = ("aggregated", "disaggregated")
-SPECULATIVE = "speculative"
-"""Kind of every row that was measured with speculative decoding, under any load."""
 WIDTHS = ("replicas", "tp", "pp", "ep", "dp")
 """Columns of an aggregated row; those of a pool have its role before them."""
 NUMBERS = (
@@ -44,94 +43,6 @@ NUMBERS = (
     "duration_s", *(f"{role}_{name}" for role in ("prefill", "decode") for name in WIDTHS),
 )  # fmt: skip
 """Columns that hold a number or nothing, whether a row's load and serving use them or not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Equal replicas of one role: `mixed`, `prefill` or `decode`."""
-
-    role: str
-    replicas: int
-    slicing: Slicing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRow:
-    """
-    One measured row.
-
-    Attributes:
-        kv_dtype: empty: the engine's default.
-        groups: one mixed group, or prefill and decode.
-        amount: prompts of the batch, users or requests per second, as `load` says.
-        length_jitter: j; lengths are uniform in [(1 - j) nominal, nominal].
-        prefix_tokens: of `isl`, already in the prefix cache.
-        statistic: what the measured times are: `mean` or `median`.
-        tpot_p99_s: 99 % of the requests' mean times per output token are below.
-        token_budget: tokens a step may hold, where known.
-        max_num_seqs: sequences a step may hold on one attention rank, where known.
-        measured: day, year first; empty: unknown.
-        num_requests: of an open or closed loop, where known.
-        means_only: its lengths are distributions of which only the means are known.
-        speculative_tokens: drafted for each sequence and step; 0: none.
-        accepted_tokens: of these, accepted on average; `None`: not counted.
-        excluded: why the row is left out of errors and intervals; empty: it is not.
-    """
-
-    place: str
-    id: str
-    source: str
-    model: str
-    gpu: str
-    engine: str
-    engine_version: str
-    weight_dtype: str
-    kv_dtype: str
-    groups: tuple[Group, ...]
-    load: str
-    amount: float
-    isl: int
-    osl: int
-    length_jitter: float
-    prefix_tokens: int
-    statistic: str
-    ttft_s: float | None
-    tpot_s: float | None
-    ttft_p99_s: float | None
-    tpot_p99_s: float | None
-    token_budget: int | None
-    max_num_seqs: int | None
-    measured: str
-    num_requests: int | None
-    means_only: bool
-    speculative_tokens: int
-    accepted_tokens: float | None
-    excluded: str = ""
-
-    @property
-    def configuration(self) -> str:
-        """Name model, GPU, engine, precision and parallelism: all loads of one share it."""
-        shapes = "+".join(
-            f"{g.replicas}x{g.slicing.tp}.{g.slicing.pp}.{g.slicing.ep}.{g.slicing.dp}"
-            for g in self.groups
-        )
-        names = f"{self.model}/{self.gpu}/{self.engine}"
-        if self.speculative_tokens:
-            shapes += f"+{self.speculative_tokens} drafts"
-        return f"{names}/{self.weight_dtype}/{self.kv_dtype}/{shapes}"
-
-
-def kind_of(row: MeasuredRow) -> str:
-    """Name a row's kind of load, by which errors are grouped."""
-    if row.speculative_tokens:
-        return SPECULATIVE
-    if len(row.groups) > 1:
-        return "split"
-    if row.load == "closed" and not row.length_jitter:
-        return "closed, fixed lengths"
-    if row.load == "open" and row.means_only:
-        return "open, mean lengths"
-    return row.load
 
 
 def row_from(cells: Mapping[str, str], place: str, surplus: object = None) -> MeasuredRow:

@@ -20,13 +20,13 @@ from sizing.evidence.protocol import (
     pool_settings,
     recipe_of,
 )
-from sizing.latency.step import Machine
+from sizing.latency.term import Machine
 
 if TYPE_CHECKING:
     from minicluster.specs.engine import EngineProfile, SchedulingRules
     from minicluster.specs.gpu import GpuSpec
     from minicluster.specs.slicing import Slicing
-    from sizing.evidence.row import MeasuredRow
+    from sizing.evidence.measured_row import MeasuredRow
 
 NODE_GPUS = 8
 """GPUs of a node, and of its HB domain, where no preset of the GPU says otherwise."""

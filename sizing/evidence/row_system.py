@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Deployment, Pool
     from minicluster.workload.arrivals import Arrivals
-    from sizing.evidence.row import MeasuredRow
+    from sizing.evidence.measured_row import MeasuredRow
     from sizing.evidence.row_config import RowConfig
     from sizing.simulation.system import SimulatedPool, System
 

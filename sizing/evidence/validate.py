@@ -12,49 +12,14 @@ from sizing.evidence.errors import SliceErrors, residuals, scored, slices
 from sizing.evidence.evidence import HeldOutCoverage, Tried, leave_out, read_evidence, tried
 from sizing.evidence.interval_fit import NEAR, QUANTITIES
 from sizing.evidence.labels import read_labels
-from sizing.evidence.prediction import OVERLOAD_RATIO, OVERLOAD_S, RowPrediction, predict_row
-from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows
+from sizing.evidence.measured_row import MeasuredRow
+from sizing.evidence.prediction import RowPrediction, RowVerdict, predict_row
+from sizing.evidence.row import RefusedRow, read_rows
 from sizing.planner.intervals import DISTANCES, Intervals, PredictionInterval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowVerdict:
-    """
-    One line of the file, predicted.
-
-    Attributes:
-        row: `None`: the line could not be read.
-        ttft: interval around the prediction; `None`: no prediction, or no row stands behind one.
-        excluded: why the row is left out of errors and intervals; empty: it is not.
-    """
-
-    id: str
-    source: str
-    row: MeasuredRow | None
-    found: RowPrediction
-    ttft: PredictionInterval | None = None
-    tpot: PredictionInterval | None = None
-    excluded: str = ""
-
-    @property
-    def answered(self) -> bool | None:
-        """True where the row counts as answered; `None` where nothing was measured."""
-        if self.row is None or self.found.status == "unsupported":
-            return False
-        if self.found.status == "infeasible":  # it claims a TTFT above both limits
-            if self.row.ttft_s is None:
-                return None
-            unloaded_s = self.found.unloaded_s or math.inf
-            return self.row.ttft_s > min(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
-        return all(
-            getattr(self.found, name) is not None
-            for name in ("ttft_s", "tpot_s")
-            if getattr(self.row, name) is not None
-        )
 
 
 def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:

@@ -10,14 +10,13 @@ import numpy as np
 
 from minicluster.engine_model.kv_cache import INDEX_SCALE_BYTES
 from minicluster.specs.model import DTYPE_BYTES
-from sizing.latency.load import keys_in_reach, pairs
-from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
+from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm, keys_in_reach, pairs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.specs.model import IndexSpec, LinearSpec, MlaSpec, ModelSpec
-    from sizing.latency.load import StepLoad
+    from sizing.latency.op import StepLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from sizing.latency.op import ACTIVATION_BYTES
 if TYPE_CHECKING:
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.slicing import Slicing
-    from sizing.latency.load import StepLoad
+    from sizing.latency.op import StepLoad
 
 
 PATTERNS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "point-to-point")

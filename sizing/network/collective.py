@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Options, choice
-from sizing.latency.collectives import point_to_point_s
+from sizing.latency.collectives import measured_s, point_to_point_s
 from sizing.latency.communication import PATTERNS
-from sizing.latency.library import measured_s
 from sizing.latency.tiered import TRAFFIC, ring_s, tiered_s
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from minicluster.specs.cluster import topology_of
 from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients, pools_meet
-from sizing.latency.load import StepLoad, decode_load, prefill_load
-from sizing.latency.step import Machine, step_s, step_terms
+from sizing.latency.op import StepLoad, decode_load, prefill_load
+from sizing.latency.step import step_s, step_terms
+from sizing.latency.term import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,19 +47,17 @@ class Transfer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wide:
     """
-    A pool's step over several HB domains: the plan's own, or that of TP of twice the domain.
+    Step of a pool whose groups span several HB domains.
 
     Attributes:
-        step_s: of the mean prompt, or of a full decode batch.
-        beyond_s: the part of it that one domain as wide as its group (tp x dp) would not take.
-        now_s: the same step at the plan's own degree.
+        step_s: step of the mean prompt, or of a full decode batch.
+        beyond_s: part of it that one domain as wide as its group (tp x dp) would not take.
     """
 
     role: str
     tp: int
     step_s: float
     beyond_s: float
-    now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +111,7 @@ def crossing(plan: Plan) -> Crossing:
     return Crossing(
         transfers=tuple(_transfers(machine, roles, tokens)) if split else (),
         wide=tuple(
-            _wide(machine, pool, tokens)
-            for pool in plan.pools
-            if pool.dp == 1 or pool.tp * pool.dp > domain
+            _wide(machine, pool, tokens) for pool in plan.pools if pool.tp * pool.dp > domain
         ),
     )
 
@@ -198,14 +195,10 @@ def _transfers(machine: Machine, roles: dict[str, Pool], tokens: float) -> Itera
 
 
 def _wide(machine: Machine, pool: Pool, tokens: float) -> Wide:
-    domain = machine.cluster.gpus_per_hb_domain
     load = _step(pool, tokens)
-    tp = pool.tp if pool.tp * pool.dp > domain else 2 * domain
-    slicing = replace(pool.slicing, tp=tp)
     return Wide(
         role=pool.role,
-        tp=tp,
-        step_s=float(step_s(machine, load, slicing=slicing)),
-        beyond_s=_leaving_s(machine, load, slicing)[1],
-        now_s=float(step_s(machine, load, slicing=pool.slicing)),
+        tp=pool.tp,
+        step_s=float(step_s(machine, load, slicing=pool.slicing)),
+        beyond_s=_leaving_s(machine, load, pool.slicing)[1],
     )

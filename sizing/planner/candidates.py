@@ -13,7 +13,7 @@ import numpy as np
 from minicluster.errors import InputError
 from sizing.planner import bounds
 from sizing.planner.configuration import Configuration, cost
-from sizing.planner.error_model import AS_PREDICTED
+from sizing.planner.error_model import Check
 from sizing.planner.layout import (
     Layout,
     legal_shapes,
@@ -21,18 +21,16 @@ from sizing.planner.layout import (
     pairing_rule,
     profile_rule,
 )
-from sizing.planner.slo import Check
+from sizing.planner.step_models import utilisations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from minicluster.specs.slo import SloSpec
-    from sizing.planner.error_model import StepErrors
-    from sizing.planner.offered_load import OfferedLoad
+    from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.error_model import Promises, StepErrors
     from sizing.planner.step_models import StepModels
 
-    Promises = Mapping[str, SloSpec]
-    """Limits of each class of requests by its name; by an empty one where there are none."""
 
 MAX_BATCH_SLOWDOWN = 1.5
 """Largest ratio of a prefill step's duration at the planned batch to that of a single prompt."""
@@ -237,20 +235,6 @@ def step_limit_s(load: OfferedLoad, slos: Promises) -> float:
             tokens = float(np.quantile(each.output_tokens, slo.level, method="lower"))
             found.append(slo.e2e_s / tokens * load.tokens_per_step)
     return min(found)
-
-
-def utilisations(
-    models: StepModels, chosen: Configuration, errors: StepErrors = AS_PREDICTED
-) -> dict[str, float]:
-    """
-    Return the share of each pool's capacity that the load takes, without queues and interference.
-
-    No scheduling serves a prompt in less than its share of a full batch, nor a token in less than
-    its share of a full decode step (docs/model.md, eq. T2 and T3).
-    """
-    return {
-        role: models.busy(chosen, role, errors) / chosen.lanes(role) for role in chosen.replicas
-    }
 
 
 def fewest_by_utilisation(

@@ -11,7 +11,6 @@ from minicluster.specs.topology import NETWORK, Inventory, numbered_nodes
 from sizing.catalog.host_link import kv_offload
 from sizing.network.gpu_groups import PoolRequest
 from sizing.network.pools import PoolPlan, PoolRules, place_pools
-from sizing.network.spares import spares as fewest_spares
 from sizing.network.topology_units import unit_tree
 from sizing.planner.configuration import Configuration
 from sizing.planner.layout import (
@@ -194,6 +193,8 @@ def spare_replicas(inputs: Inputs, chosen: Configuration) -> dict[str, int]:
             f"the failure rate of cluster {inputs.cluster.name}, which has none",
             "cluster.gpu_mtbf_s and cluster.repair_s, or a preset with [failures]",
         )
+    from sizing.network.spares import spares as fewest_spares  # noqa: PLC0415  (rarely asked)
+
     return {
         role: fewest_spares(
             chosen.replicas[role],

@@ -1,4 +1,4 @@
-"""The terms of a plan's prediction, each with its equation, seconds, share and source."""
+"""The terms of a plan and the memory of its model, each with its equation and source."""
 
 from __future__ import annotations
 
@@ -7,32 +7,151 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minicluster.engine_model.kv_cache import kv_bytes_per_token, kv_pages
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
+from minicluster.phases import PREFILL, TTFT_PHASES
+from minicluster.specs.parameters import num_active_parameters, parameters
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.latency.feedforward import busiest_share
+from sizing.latency.memory import slot_bytes, weight_bytes
 from sizing.latency.step import verified
+from sizing.latency.work import busiest_share
 from sizing.planner import bounds
-from sizing.planner.candidates import utilisations
-from sizing.planner.configuration import Configuration
-from sizing.planner.error_model import AS_PREDICTED
-from sizing.planner.model_memory import ModelMemory, model_memory
-from sizing.planner.predict import mean_batch, representative_load, representative_terms
+from sizing.planner.predict import (
+    mean_batch,
+    planned_models,
+    representative_load,
+    representative_terms,
+)
 from sizing.planner.simulated_check import PREDICTION_SEED
-from sizing.planner.step_models import StepModels
+from sizing.planner.step_models import StepModels, utilisations
 from sizing.simulation.outcome import simulate
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from minicluster.plan import Plan
-    from sizing.latency.step import Term
-    from sizing.planner.offered_load import OfferedLoad
+    from minicluster.plan import Plan, Pool, Prediction
+    from sizing.latency.term import Term
+    from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.configuration import Configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMemory:
+    """
+    Memory of one GPU of a pool, the fullest one.
+
+    Attributes:
+        parts_bytes: what the GPU's memory is divided into (eq. M4), by name; empty on a CPU.
+        kv_bytes_per_token: in layers that keep every token (eq. M2).
+        state_bytes: that a sequence takes however long it is, in whole blocks (eq. M6, M12).
+        block_bytes: of a block of the KV cache in all layers of a group (eq. M12).
+        block_tokens: that one holds of layers that keep every token.
+        sequences: of mean and of longest length that fit in a replica, by tokens.
+    """
+
+    role: str
+    parts_bytes: dict[str, float]
+    kv_bytes_per_token: float
+    state_bytes: float
+    block_bytes: float
+    block_tokens: int
+    sequences: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """
+    The model of a plan, and its memory in each pool.
+
+    Attributes:
+        parameters: all, without a draft head's.
+        active_parameters: that one token is multiplied with.
+        layers: that cache, by kind: full, window or chunk, state, draft.
+        window_tokens: 0: no layer has a window.
+    """
+
+    parameters: int
+    active_parameters: int
+    layers: dict[str, int]
+    window_tokens: int
+    pools: tuple[PoolMemory, ...]
+
+
+def model_memory(plan: Plan, mean_tokens: dict[str, float]) -> ModelMemory:
+    """
+    Return what a plan's model takes, and the sequences that fit (docs/model.md, eq. M1 to M12).
+
+    Args:
+        mean_tokens: of a sequence, by role.
+    """
+    model = plan.inputs.model
+    windows = "chunk" if model.chunked_window else "window"
+    layers = {
+        "full": model.num_full_layers,
+        windows: model.num_window_layers,
+        "state": model.num_linear_layers,
+        "draft": model.draft.num_layers if model.draft else 0,
+    }
+    return ModelMemory(
+        parameters=parameters(model).total,
+        active_parameters=num_active_parameters(model),
+        layers={kind: number for kind, number in layers.items() if number},
+        window_tokens=model.window_tokens if model.num_window_layers else 0,
+        pools=tuple(_pool(plan, pool, mean_tokens[pool.role]) for pool in plan.pools),
+    )
+
+
+def _pool(plan: Plan, pool: Pool, mean_tokens: float) -> PoolMemory:
+    model, engine = plan.inputs.model, plan.engine
+    pages = kv_pages(
+        model,
+        slicing=pool.slicing,
+        block_size=engine.block_size,
+        drafts=engine.speculative_tokens,
+    )
+    usable = pages.usable_blocks(pool.kv_bytes)
+    lengths = sorted({max(1, round(mean_tokens)), engine.max_model_len})
+    return PoolMemory(
+        role=pool.role,
+        parts_bytes=_memory_parts(plan, pool),
+        kv_bytes_per_token=kv_bytes_per_token(model, slicing=pool.slicing),
+        state_bytes=pages.fixed_blocks * pages.block_bytes,
+        block_bytes=pages.block_bytes,
+        block_tokens=pages.block_tokens,
+        sequences={each: pool.dp * int(usable // pages.blocks(each)) for each in lengths},
+    )
+
+
+def _memory_parts(plan: Plan, pool: Pool) -> dict[str, float]:
+    model, gpu = plan.inputs.model, plan.inputs.kinds[pool.gpu]
+    weights = weight_bytes(model, slicing=pool.slicing)
+    if gpu.kind == "cpu":
+        return {"weights": weights, "KV cache": pool.kv_bytes}
+    whole = gpu.require("hbm_bytes")
+    parts = {
+        "weights": weights,
+        "KV cache": pool.kv_bytes,
+        "left to others": whole * (1 - plan.engine.gpu_memory_utilization),
+    }
+    if plan.inputs.engine.lora is not None:
+        parts["adapters"] = slot_bytes(model, plan.inputs.engine, slicing=pool.slicing)
+    return {**parts, "activations and engine": whole - sum(parts.values())}
+
 
 TTFT_EQUATION = "Q5"
 """Equation of the phases of TTFT: all are read off the simulation."""
+
+ALONE = "prefill, the mean prompt alone"
+OTHERS = "prefill, other lengths and prompts"
+"""What the phase takes longer than that: longer prompts, others in its steps, interference."""
+
+STEP = "the decode step below, a token"
+WAIT = "waiting for the group's slowest rank"
+SHARED = "prompts in steps, uneven batches"
+"""What the mean of the simulation is above these: prompts between and in steps, interference."""
 
 WAIT_REQUESTS = 6000
 """Simulated requests of `group_wait_s`: DeepSeek-V3's plan gives 0.227 to 0.238 ms by seed."""
@@ -44,7 +163,7 @@ class ExplainedTerm:
     One term of a latency or of a step.
 
     Attributes:
-        of: `TTFT`, `prefill step` or `decode step`.
+        of: `TTFT`, `TPOT`, `prefill step` or `decode step`.
         share_fraction: of the sum of its group.
         bound: `compute`, `memory bandwidth`, `network` or `launch`; `None` where the term is no op.
         flops: per GPU and step; `None` where the term is no op.
@@ -102,18 +221,23 @@ def explain_plan(plan: Plan) -> Explanation:
     Raises:
         InputError: an edited plan, whose pools do not carry its load.
     """
-    chosen, predicted = Configuration.of_plan(plan), plan.prediction
-    known = chosen.layout, chosen.local_threshold_tokens, AS_PREDICTED
-    models = StepModels(plan.inputs, {known: plan.step_model})
+    (models, chosen), predicted = planned_models(plan), plan.prediction
     if max(utilisations(models, chosen).values()) >= 1:
         raise InputError(
             "plan: pools", str(chosen), "pools that carry the plan's load", "plan again"
         )
     load = models.load(chosen)
     batch = mean_batch(load, chosen, predicted.tpot.mean_s)
-    terms = _terms("TTFT", TTFT_EQUATION, predicted.ttft_parts_s, _source(plan))
-    for role in ("prefill", "decode"):
-        terms += _step_terms(plan, models, chosen, role, batch)
+    steps = {role: _step_terms(plan, models, chosen, role, batch) for role in ("prefill", "decode")}
+    alone_s = {role: sum(term.seconds for term in terms) for role, terms in steps.items()}
+    waiting_s = _group_wait_s(plan)
+    terms = _terms("TTFT", TTFT_EQUATION, _ttft_parts(predicted, alone_s["prefill"]), _source(plan))
+    decode_s = alone_s["decode"] / plan.inputs.engine.tokens_per_step
+    tpot_parts = {STEP: decode_s, WAIT: waiting_s} if waiting_s else {STEP: decode_s}
+    tpot_parts[SHARED] = predicted.tpot.mean_s - sum(tpot_parts.values())
+    if predicted.tpot.mean_s:
+        terms += _terms("TPOT", TTFT_EQUATION, tpot_parts, _source(plan))
+    terms += [*steps["prefill"], *steps["decode"]]
     prompt, context = float(load.computed_tokens.mean()), load.context[0]
     return Explanation(
         terms=tuple(terms),
@@ -129,9 +253,19 @@ def explain_plan(plan: Plan) -> Explanation:
         drafts=plan.inputs.engine.speculative_tokens,
         tokens_per_step=plan.inputs.engine.tokens_per_step,
         busiest_experts=dict(_busiest_experts(models, chosen, batch)),
-        group_wait_s=_group_wait_s(plan),
+        group_wait_s=waiting_s,
         memory=model_memory(plan, {"prefill": prompt, "decode": context, "mixed": context}),
     )
+
+
+def _ttft_parts(predicted: Prediction, alone_s: float) -> dict[str, float]:
+    """Return the phases of TTFT in their order, prefill as the step below and the rest."""
+    parts = {}
+    for name in TTFT_PHASES:
+        seconds = predicted.ttft_parts_s.get(name, 0.0)
+        own = {ALONE: alone_s, OTHERS: seconds - alone_s} if name == PREFILL else {name: seconds}
+        parts.update(own)
+    return parts
 
 
 def _busiest_experts(

@@ -19,6 +19,7 @@ from minicluster.plan import (
     Deployable,
     Deployment,
     EndpointLoad,
+    Headroom,
     Plan,
     Provenance,
 )
@@ -33,19 +34,20 @@ from sizing.planner.configuration import (
     with_search,
 )
 from sizing.planner.deployment import deployment, gpus_with_spares, spare_replicas
+from sizing.planner.edge import covering_rates
 from sizing.planner.error_model import validation
+from sizing.planner.growth import edge
 from sizing.planner.layout import profile_rule
-from sizing.planner.predict import headroom, prediction_of
+from sizing.planner.predict import prediction_of
 from sizing.planner.result import Infeasible
 from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations
-from sizing.planner.users import covering_rates
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Prediction
     from minicluster.specs.workload import WorkloadSpec
-    from sizing.planner.result import Found
     from sizing.planner.search import Told
+    from sizing.planner.simulated_check import Found
     from sizing.simulation.outcome import Outcome
 
 
@@ -126,11 +128,12 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     """
     Write a search's configuration as a plan; equal inputs give an equal plan.
 
-    Prediction and headroom are read off simulations.
+    Prediction and headroom are read off simulations, headroom under the errors of the confidence.
     """
     engine, chosen, models = inputs.engine, found.configuration, found.models
     prediction = prediction_of(models, chosen, _predicted(found))
-    room = headroom(models, chosen, prediction.capacity_requests_per_s)
+    rate = inputs.scenario.workload.requests_per_s
+    growth = found.growth or edge(Simulations(models), found.errors, chosen, above=rate)
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
     tables = raw["scenario"]
@@ -146,7 +149,7 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
         pools=runs.pools,
         routing=runs.routing,
         prediction=prediction,
-        headroom=room,
+        headroom=Headroom(load_factor=growth.rate / rate, binds=growth.binds),
         validated_on=validation(inputs, split=chosen.layout.prefill is not None),
         deployable=Deployable(
             profile=f"{engine.name}-{engine.version}-{engine.connector}",
@@ -187,7 +190,6 @@ def _confidence(inputs: Inputs, found: Found) -> Confidence | None:
         # The run that the prediction is read from has a seed of its own.
         seeds=len(found.verdicts) + 1 if found.verdicts else 0,
         tightest=tightest,
-        gpus_at={f"{share:g}": gpus for share, gpus in found.gpus_by_confidence.items()},
         other_pools=found.other,
         interrupted=found.interrupted,
     )

@@ -12,26 +12,29 @@ import numpy as np
 from minicluster.errors import InputError, NegativeAnswer
 from minicluster.pages.shown import Shown
 from minicluster.phases import DECODE_QUEUE, PREFILL, PREFILL_QUEUE
-from minicluster.plan import ClassPrediction, Headroom, Latency, Pool, Prediction, Validation
+from minicluster.plan import ClassPrediction, Latency, Pool, Prediction, Validation
 from minicluster.specs.slicing import Slicing
 from minicluster.specs.step import StepCoefficients
 from minicluster.specs.workload import WorkloadSpec
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.stats.shares import LEVELS
-from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.step import BOUNDS, Machine, step_terms
+from sizing.latency.op import decode_load, prefill_load
+from sizing.latency.step import step_terms
+from sizing.latency.term import BOUNDS, Machine
 from sizing.network.network_cost import Spanning, spanning
 from sizing.planner import bounds
-from sizing.planner.candidates import (
-    largest_batch,
-    most_sequences,
-    one_replica_each,
-    utilisations,
-)
+from sizing.planner.candidates import largest_batch, most_sequences, one_replica_each
 from sizing.planner.configuration import Configuration, with_load
 from sizing.planner.deployment import deployment
-from sizing.planner.edge import Band, highest
-from sizing.planner.error_model import AS_PREDICTED, interval_around, validation
+from sizing.planner.edge import covering_rates
+from sizing.planner.error_model import (
+    AS_PREDICTED,
+    Check,
+    StepErrors,
+    interval_around,
+    missed_limits,
+    validation,
+)
 from sizing.planner.layout import (
     Layout,
     LayoutShape,
@@ -41,21 +44,20 @@ from sizing.planner.layout import (
     profile_rule,
 )
 from sizing.planner.simulated_check import Simulations
-from sizing.planner.slo import Check, missed_limits
-from sizing.planner.step_models import StepModels
-from sizing.planner.users import covering_rates
+from sizing.planner.step_models import StepModels, utilisations
+from sizing.simulation.event_loop import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from minicluster.plan import Inputs
-    from sizing.latency.load import StepLoad
-    from sizing.latency.step import Term
-    from sizing.planner.candidates import Promises
+    from minicluster.plan import Inputs, Plan
+    from sizing.latency.op import StepLoad
+    from sizing.latency.term import Term
+    from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.error_model import Promises
     from sizing.planner.intervals import PredictionInterval
-    from sizing.planner.offered_load import OfferedLoad
     from sizing.simulation.outcome import Outcome
 
 POOL_SIZE = re.compile(
@@ -63,10 +65,6 @@ POOL_SIZE = re.compile(
     r"(?:xEP(?P<ep>[1-9]\d*))?(?:@(?P<gpu>\S+))?",
     re.IGNORECASE,
 )
-HEADROOM = Band(least=0.97, aim=0.985, most=1.0)
-"""
-Shares of the tightest limit that the highest rate of a plan uses up: all of it in a quick run.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +266,30 @@ def _check_layout(inputs: Inputs, layout: Layout) -> None:
         raise InputError(options, str(layout), rule)
 
 
+def planned_models(plan: Plan) -> tuple[StepModels, Configuration]:
+    """Return the configuration of a plan, and its steps as the plan has them."""
+    chosen = Configuration.of_plan(plan)
+    known = chosen.layout, chosen.local_threshold_tokens, AS_PREDICTED
+    return StepModels(plan.inputs, {known: plan.step_model}), chosen
+
+
+def prediction_runs(plan: Plan) -> tuple[Outcome, Outcome | None]:
+    """
+    Simulate once more what a plan's prediction was read from, pools over time included.
+
+    Returns:
+        That run, whose latencies are those of `plan.prediction`, and the same requests with steps
+        as slow as the plan's confidence allows for; `None`: it has none.
+    """
+    models, chosen = planned_models(plan)
+    simulations, sure = Simulations(models), plan.confidence
+    predicted = simulations.predicted(chosen, samples=SAMPLES)
+    if sure is None:
+        return predicted, None
+    errors = StepErrors(prefill=sure.prefill_factor, decode=sure.decode_factor)
+    return predicted, simulations.predicted(chosen, errors, samples=SAMPLES)
+
+
 def prediction_of(models: StepModels, chosen: Configuration, outcome: Outcome) -> Prediction:
     """Read the prediction off a simulation with step times as predicted."""
     inputs, offered = models.inputs, models.load(chosen)
@@ -307,26 +329,6 @@ def prediction_of(models: StepModels, chosen: Configuration, outcome: Outcome) -
         ttft_parts_s=parts,
         by_class=by_class,
     )
-
-
-def headroom(models: StepModels, chosen: Configuration, capacity_requests_per_s: float) -> Headroom:
-    """Return the largest load factor, up to capacity, at which quick simulations hold the SLO."""
-    rate = models.inputs.scenario.workload.requests_per_s
-    shares = utilisations(models, chosen)
-    binds = full = f"{max(shares, key=lambda role: shares[role])} saturates"
-    simulations = Simulations(models)
-
-    def used(factor: float) -> float:
-        nonlocal binds
-        verdict = simulations.at_rate(factor * rate).holds(chosen, AS_PREDICTED, quick=True)
-        if not verdict.holds:
-            pool = f"{verdict.bottleneck_role} pool"
-            binds = full if verdict.check is None else f"{verdict.check.name}: {pool}"
-        return verdict.used
-
-    most = max(1.0, capacity_requests_per_s / rate)
-    found = highest(used, 1.0, most, guess=most**0.5, band=HEADROOM)
-    return Headroom(load_factor=found or 1.0, binds=binds)
 
 
 def _latency(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minicluster.units import seconds
+from sizing.planner.error_model import Check, missed_limits
 from sizing.planner.simulated_check import limits_of
-from sizing.planner.slo import Check, missed_limits
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:

@@ -2,70 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
-from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import spare_replicas
-from sizing.planner.edge import SATURATED
-from sizing.planner.error_model import StepErrors
-from sizing.planner.slo import Check
-from sizing.planner.step_models import StepModels
-from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanVerdict:
-    """
-    The verdict of a simulation on a configuration.
-
-    Attributes:
-        holds: whether every limit surely holds.
-        bottleneck_role: the pool that a missed limit asks for, or the tightest one where all hold.
-        requests: number simulated; zero where a pool is saturated without any queue.
-        exhausted: whether the search's simulation budget was used up.
-        check: the limit that is used up most, as simulated.
-    """
-
-    holds: bool
-    bottleneck_role: str
-    requests: int
-    check: Check | None = None
-    exhausted: bool = False
-
-    @property
-    def used(self) -> float:
-        """Share of the tightest limit that is used up; `SATURATED` where there is no latency."""
-        return SATURATED if self.check is None else self.check.ratio
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """
-    The cheapest configuration that holds the SLO.
-
-    Attributes:
-        models: steps that it was simulated with.
-        predicted: the run that the prediction is read from; `None` until the search is over.
-        errors: factors on step times and latencies under which it was simulated.
-        verdicts: one per seed; empty where it was not simulated.
-        gpus_by_confidence: GPUs of this layout at other confidences.
-        other: the cheapest of the other kind (split or aggregated), and why it is not the plan.
-        interrupted: whether the search was stopped, so that this is the best so far.
-    """
-
-    configuration: Configuration
-    models: StepModels = field(repr=False, compare=False)
-    predicted: Outcome | None = field(default=None, repr=False)
-    errors: StepErrors = field(default_factory=StepErrors)
-    verdicts: tuple[PlanVerdict, ...] = ()
-    gpus_by_confidence: dict[float, int] = field(default_factory=dict)
-    other: str = ""
-    interrupted: bool = False
+    from sizing.planner.configuration import Configuration
+    from sizing.planner.error_model import Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -17,20 +18,18 @@ from sizing.planner.candidates import (
 from sizing.planner.configuration import Configuration, cost, cost_of
 from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.edge import RESOLUTION
-from sizing.planner.error_model import step_errors
+from sizing.planner.error_model import step_errors, validation
+from sizing.planner.growth import edge
 from sizing.planner.layout import Layout
-from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.pool_sizing import (
     PoolSizing,
+    choose_local_threshold,
     estimated_sizes,
-    gpus_by_confidence,
     size_mixed_pool,
     size_split_pools,
 )
 from sizing.planner.result import (
-    Found,
     Infeasible,
-    PlanVerdict,
     below_floor,
     beyond_capacity,
     far_over_budget,
@@ -38,7 +37,7 @@ from sizing.planner.result import (
     over_budget,
     too_many,
 )
-from sizing.planner.simulated_check import Simulations, verified
+from sizing.planner.simulated_check import Found, Held, PlanVerdict, Simulations, verified
 from sizing.planner.step_models import StepModels
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from sizing.planner.layout import LayoutShape
 
     Told = Callable[[Configuration], None]
-
-__all__ = ["Found", "Infeasible", "search"]
 
 FINALISTS = 6
 """Layouts and batch limits that are simulated: those with the cheapest estimates."""
@@ -146,17 +143,42 @@ class LayoutSearch:
         split = self.best = None if wanted == "mixed" else self._split()
         mixed = None if wanted == "split" else self._mixed(split)
         found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
-        # Of equal ones split pools, with steadier TPOT.
-        best = min(found, key=lambda each: cost(self.inputs, each.configuration), default=None)
+        best = self._preferred(found)
         if best is None:
             return self._infeasible()
-        self.best = replace(best, other=self._comparison(best, split, mixed))
+        self.best = best
         needed = sum(gpus_with_spares(self.inputs, best.configuration).values())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.configuration, self.inputs, needed=needed)
-        others = gpus_by_confidence(self.simulations, best)
-        self.best = self._predicted(replace(self.best, gpus_by_confidence=others))
+        best = self._grown(best, found)
+        other = self._comparison(best, split, mixed)
+        self.best = self._predicted(replace(best, other=other))
         return self.best
+
+    def _preferred(self, found: list[Found]) -> Found | None:
+        """Return the cheapest; of equal ones, the kind of pools that was measured."""
+        return min(found, key=lambda one: (self._cost(one), not self._measured(one)), default=None)
+
+    def _measured(self, found: Found) -> bool:
+        split = found.configuration.layout.prefill is not None
+        return validation(self.inputs, split=split).num_rows > 0
+
+    def _grown(self, best: Found, found: list[Found]) -> Found:
+        """Return, of equally cheap pools that are known as well, those with more headroom."""
+        equal = [
+            one
+            for one in found
+            if self._cost(one) <= self._cost(best) and self._measured(one) == self._measured(best)
+        ]
+        if len(equal) == 1:
+            return best
+        grown = [replace(one, growth=self._growth(one)) for one in equal]
+        return max(grown, key=lambda one: one.growth.rate if one.growth else 0.0)
+
+    def _growth(self, found: Found) -> Held:
+        rate = self.inputs.scenario.workload.requests_per_s
+        simulations = Simulations(self.models)
+        return edge(simulations, self.errors, found.configuration, above=rate)
 
     def quick_split(
         self, near: Configuration | None, below: float, *, least: float
@@ -192,6 +214,25 @@ class LayoutSearch:
         if best is not None and best.cost < below:
             known = best.sized
         return None if known is None else self._found(known)
+
+    def at_rate(self, simulations: Simulations) -> LayoutSearch:
+        """Return a search of the same candidates at the rate of *simulations*."""
+        search = copy(self)
+        search.simulations, search.models = simulations, simulations.models
+        search.inputs = replace(simulations.inputs, cluster=self.inputs.cluster)
+        search._longer, search.estimate, search.told = {}, None, None  # noqa: SLF001  (its own)
+        search.__dict__.pop("estimated", None)
+        return search
+
+    def quickest(self, limit: float) -> Configuration | None:
+        """Return the cheapest configuration by quick runs, unverified; `None`: none below."""
+        split = self.quick_split(None, limit, least=0.0)
+        mixed = self._mixed_below(limit if split is None else self._cost(split), quick=True)
+        best = mixed or split
+        return None if best is None else best.configuration
+
+    def _cost(self, found: Found) -> float:
+        return cost(self.inputs, found.configuration)
 
     def quick_mixed(self) -> Found | None:
         """Return the cheapest aggregated pool by quick runs, unverified; `None`: none holds."""
@@ -292,7 +333,7 @@ class LayoutSearch:
         looks: list[QuickLook] = []
         worth = WORTH_A_LOOK
         held, tried = dict[Layout, float](), 0
-        todo = [each for each in self._estimated if each[0].layout not in but]
+        todo = [each for each in self.estimated if each[0].layout not in but]
         if cheapest < NO_LIMIT:
             worth = 1.0
             todo.sort(key=lambda each: cost(self.inputs, each[1]))
@@ -356,7 +397,7 @@ class LayoutSearch:
         return SIMULATED_BUDGETS * self.inputs.cluster.max_gpus
 
     @cached_property
-    def _estimated(self) -> list[tuple[Configuration, Configuration]]:
+    def estimated(self) -> list[tuple[Configuration, Configuration]]:
         """
         Return the fewest replicas of layouts and batch limits with their estimates, cheapest first.
 
@@ -483,10 +524,16 @@ class LayoutSearch:
         """Return what pools of the other kind would take; empty where they were not searched."""
         if self.inputs.scenario.search.pools != "any" or not self.candidates.mixed:
             return ""
-        if best is mixed:
-            if split is None:
-                return "split pools do not hold the SLO"
-            return f"split pools need {split.configuration.gpus} GPUs ({split.configuration})"
-        if mixed is None:
-            return "aggregated pools do not hold the SLO with twice as many GPUs"
-        return f"aggregated pools need {mixed.configuration.gpus} GPUs ({mixed.configuration})"
+        aggregated = best.configuration.last == "mixed"
+        kind, other = ("split pools", split) if aggregated else ("aggregated pools", mixed)
+        if other is None:
+            more = "" if aggregated else " with twice as many GPUs"
+            return f"{kind} do not hold the SLO{more}"
+        chosen, gpus = other.configuration, other.configuration.gpus
+        if self._cost(other) > self._cost(best):
+            return f"{kind} need {gpus} GPUs ({chosen})"
+        same = "the same" if gpus == best.configuration.gpus else "at the same cost"
+        growth = other.growth or self._growth(other)
+        factor = growth.rate / self.inputs.scenario.workload.requests_per_s
+        measured = "" if self._measured(other) else ", none measured"
+        return f"{kind}: {same} {gpus} GPUs ({chosen}), headroom {factor:.2f}{measured}"

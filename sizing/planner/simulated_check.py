@@ -13,13 +13,12 @@ from minicluster.stats.batch_means import surely_below
 from minicluster.stats.quantiles import weighted_quantile
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import utilisations
 from sizing.planner.configuration import Configuration, cost
 from sizing.planner.deployment import deployment
-from sizing.planner.error_model import AS_PREDICTED, StepErrors
-from sizing.planner.result import PlanVerdict
-from sizing.planner.slo import Check
-from sizing.simulation.outcome import simulate
+from sizing.planner.edge import SATURATED
+from sizing.planner.error_model import AS_PREDICTED, Check, StepErrors
+from sizing.planner.step_models import StepModels, utilisations
+from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.system import System, steady_decoding
 
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.workload.arrivals import Arrivals
-    from sizing.planner.candidates import Promises
-    from sizing.planner.offered_load import OfferedLoad
-    from sizing.planner.step_models import StepModels
-    from sizing.simulation.outcome import Outcome
+    from sizing.planner.bounds import OfferedLoad
+    from sizing.planner.error_model import Promises
 
 MIN_REQUESTS = 1_500
 """Minimum requests per simulation run; a p99 then rests on 15 requests."""
@@ -76,6 +73,71 @@ BUDGET_REQUESTS = 1_500_000
 
 REPLICA_SETUP_REQUESTS = 8
 """Cost of setting up one simulated replica, in requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanVerdict:
+    """
+    The verdict of a simulation on a configuration.
+
+    Attributes:
+        holds: whether every limit surely holds.
+        bottleneck_role: the pool that a missed limit asks for, or the tightest one where all hold.
+        requests: number simulated; zero where a pool is saturated without any queue.
+        exhausted: whether the search's simulation budget was used up.
+        check: the limit that is used up most, as simulated.
+    """
+
+    holds: bool
+    bottleneck_role: str
+    requests: int
+    check: Check | None = None
+    exhausted: bool = False
+
+    @property
+    def used(self) -> float:
+        """Share of the tightest limit that is used up; `SATURATED` where there is no latency."""
+        return SATURATED if self.check is None else self.check.ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """
+    A configuration at the highest rate that it holds, requests/s.
+
+    Attributes:
+        binds: limit that is missed first above the rate.
+    """
+
+    configuration: Configuration
+    rate: float
+    binds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """
+    The cheapest configuration that holds the SLO.
+
+    Attributes:
+        models: steps that it was simulated with.
+        predicted: the run that the prediction is read from; `None` until the search is over.
+        errors: factors on step times and latencies under which it was simulated.
+        verdicts: one per seed; empty where it was not simulated.
+        growth: its highest rate; `None`: not looked for yet.
+        other: the cheapest of the other kind (split or aggregated), and why it is not the plan.
+        interrupted: whether the search was stopped, so that this is the best so far.
+    """
+
+    configuration: Configuration
+    models: StepModels = field(repr=False, compare=False)
+    predicted: Outcome | None = field(default=None, repr=False)
+    errors: StepErrors = field(default_factory=StepErrors)
+    verdicts: tuple[PlanVerdict, ...] = ()
+    growth: Held | None = None
+    other: str = ""
+    interrupted: bool = False
+
 
 Verified = tuple["Configuration", tuple[PlanVerdict, ...]]
 """A configuration and its verdict for each of `SEEDS`."""
@@ -156,7 +218,7 @@ class Simulations:
         self._shared = shared or _Shared(requests)
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
         self._runs: dict[object, SloRun] = {}
-        self._predicted: dict[Configuration, Outcome] = {}
+        self._predicted: dict[object, Outcome] = {}
 
     def at_rate(self, requests_per_s: float) -> Simulations:
         """Return simulations of the same configurations at another rate, on the same budget."""
@@ -194,22 +256,35 @@ class Simulations:
             self._runs[key] = SloRun(limits=limits, role=role)
         return self._runs[key]
 
-    def predicted(self, chosen: Configuration) -> Outcome:
+    def predicted(
+        self, chosen: Configuration, errors: StepErrors = AS_PREDICTED, *, samples: int = 1
+    ) -> Outcome:
         """
-        Simulate a configuration with step times as predicted: what its prediction is read from.
+        Simulate the run that a configuration's prediction is read from, or slower steps in it.
 
         The seed is that of no run by which the search chose it.
         """
         count = self.prediction_requests(chosen)
-        return self.outcome(chosen, AS_PREDICTED, requests=count, seed=PREDICTION_SEED)
+        return self.outcome(chosen, errors, requests=count, seed=PREDICTION_SEED, samples=samples)
 
     def outcome(
-        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
+        self,
+        chosen: Configuration,
+        errors: StepErrors,
+        *,
+        requests: int,
+        seed: int,
+        samples: int = 1,
     ) -> Outcome:
-        """Simulate a configuration with steps so much slower; a prediction's run is kept."""
+        """
+        Simulate a configuration with steps so much slower; a prediction's run is kept.
+
+        Args:
+            samples: most samples of queues and caches over time.
+        """
         prediction = seed == PREDICTION_SEED
-        if prediction and chosen in self._predicted:
-            return self._predicted[chosen]
+        if prediction and (chosen, errors, samples) in self._predicted:
+            return self._predicted[chosen, errors, samples]
         if (requests, seed) not in self._arrivals:
             workload = self.inputs.scenario.workload
             coming = drawn(workload, RequestSource(), count=requests, seed=seed)
@@ -220,9 +295,9 @@ class Simulations:
         decoding = steady_decoding(arrivals, int(min(batch, chosen.batch_limit) * lanes), seed=seed)
         system = self._system(chosen, errors)
         gaps = prediction or self._limits_itl
-        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=1, gaps=gaps)
+        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=samples, gaps=gaps)
         if prediction:
-            self._predicted[chosen] = found
+            self._predicted[chosen, errors, samples] = found
         return found
 
     def _system(self, chosen: Configuration, errors: StepErrors) -> System:

@@ -12,13 +12,13 @@ from minicluster.plan import StepModel
 from minicluster.specs.step import Interference
 from minicluster.workload.arrivals import equally_likely
 from sizing.latency.collectives import path_coefficients
-from sizing.latency.step import Machine
-from sizing.latency.step_table import step_table
+from sizing.latency.step import step_table
+from sizing.latency.term import Machine
 from sizing.planner import bounds
+from sizing.planner.bounds import QUANTILES, OfferedLoad, StepLimits
 from sizing.planner.configuration import with_load
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.layout import max_decode_batch
-from sizing.planner.offered_load import QUANTILES, OfferedLoad, StepLimits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -210,6 +210,20 @@ class StepModels:
     def _lengths(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         prompts, answers, _ = equally_likely(self.inputs.scenario.workload, QUANTILES)
         return prompts, answers
+
+
+def utilisations(
+    models: StepModels, chosen: Configuration, errors: StepErrors = AS_PREDICTED
+) -> dict[str, float]:
+    """
+    Return the share of each pool's capacity that the load takes, without queues and interference.
+
+    No scheduling serves a prompt in less than its share of a full batch, nor a token in less than
+    its share of a full decode step (docs/model.md, eq. T2 and T3).
+    """
+    return {
+        role: models.busy(chosen, role, errors) / chosen.lanes(role) for role in chosen.replicas
+    }
 
 
 def _check_engine(inputs: Inputs) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from minicluster.specs.topology import Topology
-    from sizing.latency.library import LeftOut
+    from sizing.latency.collectives import LeftOut
     from sizing.network.bom import Bill, BuiltBill
     from sizing.network.collective import CollectiveResult
     from sizing.network.ecmp import Collisions
@@ -219,7 +219,7 @@ def crossing_lines(found: Crossing) -> list[str]:
         lines.append(text + (", as planned" if each.planned else ""))
     lines += [
         f"TP{wide.tp} in {wide.role}: a step takes {seconds(wide.step_s)}, of which"
-        f" {seconds(wide.beyond_s)} for leaving the HB domain; {seconds(wide.now_s)} as planned"
+        f" {seconds(wide.beyond_s)} for leaving the HB domain"
         for wide in found.wide
     ]
     return lines

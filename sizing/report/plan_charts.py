@@ -21,7 +21,7 @@ from minicluster.pages.figure import (
 from minicluster.pages.latency import HEADROOM, LatencyCurve, latency_distribution
 from minicluster.pages.page import GpuBox, NodeBox, NodeGrid
 from minicluster.stats.shares import LEVELS
-from sizing.planner.studies.cost import running
+from sizing.planner.configuration import Configuration
 from sizing.planner.studies.loss import placed_replicas
 from sizing.planner.studies.pareto import DesignPoint, Front, fronts
 
@@ -109,14 +109,15 @@ def front_figures(points: Sequence[DesignPoint], plan: Plan) -> Iterator[Figure]
     if not points:
         return
     priced = plan.cost.price_usd_per_hour is not None
+    own = Configuration.of_plan(plan)
     for found in fronts(points, by="usd" if priced else "gpus"):
         if found.name != "cost against TTFT" and not plan.prediction.tpot.mean_s:
             continue  # answers of one token have no TPOT
-        yield front_figure(found, points, _plan_point(plan, found))
+        yield front_figure(found, points, own)
 
 
 def front_figure(
-    found: Front, points: Sequence[DesignPoint], chosen: tuple[float, float] | None = None
+    found: Front, points: Sequence[DesignPoint], plan: Configuration | None = None
 ) -> Figure:
     """
     Draw configurations in two respects.
@@ -124,8 +125,10 @@ def front_figure(
     Args:
         found: both figures of each configuration, and which ones no other dominates.
         points: the configurations, in the same order.
-        chosen: both figures of the plan; `None` where there is no plan.
+        plan: configuration of the plan, which is among them; `None` where there is no plan.
     """
+    places = [at for at, point in enumerate(points) if point.configuration == plan]
+    chosen = (float(found.xs[places[0]]), float(found.ys[places[0]])) if places else None
     kept = np.flatnonzero(found.kept)
     kept = kept[np.argsort(found.xs[kept], kind="stable")]
     others = np.flatnonzero(~found.kept)
@@ -203,17 +206,6 @@ def _front_end(values: NDArray[np.float64], kept: NDArray[np.bool_], chosen: flo
     """Return where an axis ends that holds the front, the plan and what is not far from them."""
     near = min(float(values.max()), CROWD * float(values[kept].max()))
     return HEADROOM * max(near, chosen) or 1.0
-
-
-def _plan_point(plan: Plan, found: Front) -> tuple[float, float]:
-    statistic, prediction = plan.slo.percentile, plan.prediction
-    cost = running(plan).usd_per_million_output_tokens
-    x = float(plan.cost.gpus) if found.x_name == "GPUs" or cost is None else cost
-    if found.name == "cost against TTFT":
-        return x, prediction.ttft.at(statistic)
-    if found.name == "cost against TPOT":
-        return x, prediction.tpot.at(statistic)
-    return 1 / prediction.tpot.mean_s, prediction.output_tokens_per_s / plan.cost.gpus
 
 
 def _averaged(

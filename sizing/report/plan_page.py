@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, Tile
 from minicluster.units import seconds
-from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.predict import prediction_runs
 from sizing.planner.studies.cost import YOURS
-from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.pareto import design_points
 from sizing.planner.studies.result import figures, layout_of
 from sizing.report.plan_charts import front_figures, latency_figures, layout_grid, over_time_figures
@@ -19,18 +18,14 @@ from sizing.report.plan_screen import (
     headline,
     rate_text,
 )
-from sizing.report.simulation import simulated_table
+from sizing.report.simulation import simulation_summary
 from sizing.report.tables import latency_table, layout_table
-from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from minicluster.plan import Plan
 
-REQUESTS = 20_000
-"""Number of requests simulated for the page: enough for a p99 with its interval."""
-SEED = 0
 NEXT = (
     Command("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
     Command("serving up plan.json", "serves it"),
@@ -40,24 +35,21 @@ NEXT = (
 
 def plan_page(plan: Plan) -> Page:
     """
-    Simulate a plan, evaluate its alternatives, and return the page that shows both.
+    Evaluate a plan's alternatives, and return the page that shows both.
 
     Raises:
         InputError: a plan that cannot be simulated.
     """
-    arrivals = drawn(plan.workload, RequestSource(), count=REQUESTS, seed=SEED)
-    outcome = simulate_plan(plan, arrivals, seed=SEED)
-    slowed = None
-    if plan.confidence is not None:
-        slowed = simulate_plan(as_confident(plan), arrivals, seed=SEED)
+    outcome, slowed = prediction_runs(plan)
     facts = (
         ("Arrivals", "Poisson, independent of one another"),
         *answer_facts(plan),
         *evidence_facts(plan),
         *detail_facts(plan),
+        ("Predicted by", "\n".join(simulation_summary(outcome))),
     )
     over_time = over_time_figures(plan, outcome)
-    fronts = front_figures(design_points(plan.inputs), plan)
+    fronts = front_figures(design_points(plan.inputs, plan), plan)
     layout = layout_table(plan.pools, plan.prediction)
     return Page(
         title=headline(plan),
@@ -66,7 +58,6 @@ def plan_page(plan: Plan) -> Page:
         tiles=tuple(plan_tiles(plan)),
         parts=(
             latency_table(plan.prediction, plan.promises),
-            simulated_table(outcome, plan.promises),
             ChartRow(tuple(latency_figures(plan, outcome, slowed))),
             Section(layout.title, (layout_grid(plan), *layout.blocks)),
             ChartRow((*over_time, *fronts)),
@@ -107,9 +98,7 @@ def plan_tiles(plan: Plan) -> Iterator[Tile]:
             label = f"{of} {name.upper()} {slo.percentile}".strip()
             yield Tile(name=label, value=value, below=below)
     if found.confidence_fraction is not None and plan.confidence is not None:
-        at = plan.confidence.gpus_at
-        others = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in at.items())
-        yield Tile(name="confidence", value=f"{found.confidence_fraction:.0%}", below=others)
+        yield Tile(name="confidence", value=f"{found.confidence_fraction:.0%}")
     capacity = f"saturates at {plan.prediction.capacity_requests_per_s:.3g}/s"
     yield Tile(name="headroom", value=f"{found.headroom_factor:.2f} x", below=capacity)
     cost = found.running

@@ -72,9 +72,6 @@ def detail_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield capacity, and what the plan's confidence allows for."""
     yield _capacity(plan.prediction)
     sure = plan.confidence
-    if sure is not None and sure.gpus_at:
-        at = ", ".join(f"{gpus} GPUs at {float(name):.0%}" for name, gpus in sure.gpus_at.items())
-        yield "By confidence", f"{at}, of this layout"
     if sure is not None and sure.requests:
         text = (
             f"with prefill steps {sure.prefill_factor:.2f} and decode steps"
@@ -128,14 +125,14 @@ def measured(found: Validation) -> str:
 
 
 def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> DataTable:
-    """Return one row per pool: replicas, GPUs (or cores, the *unit*), utilisation, bottleneck."""
+    """Return one row per pool: replicas, GPUs (or cores, the *unit*), load, bottleneck."""
     rows = (
         (
             pool_name(pool, pools),
             f"{pool.replicas} x TP{sliced(pool)}"
             + (f", {pool.spare_replicas} spare" if pool.spare_replicas else ""),
             _count(pool.gpus, unit),
-            f"{prediction.utilisation_fraction[pool.role]:.0%} used",
+            f"{prediction.utilisation_fraction[pool.role]:.0%} of capacity",
             f"bound by {prediction.bottleneck[pool.role]}",
         )
         for pool in pools
@@ -195,14 +192,16 @@ def _count(number: int, unit: str) -> str:
 
 
 def _capacity(prediction: Prediction) -> tuple[str, str]:
-    return "Capacity", f"a pool saturates at {prediction.capacity_requests_per_s:.3g} requests/s"
+    return "Saturation", f"a pool saturates at {prediction.capacity_requests_per_s:.3g} requests/s"
 
 
 def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield headroom, cost, routing, and what else the answer depends on."""
     first, _, part = plan.headroom.binds.partition(": ")
     binds = f"{first} ({part})" if part else first
-    yield "Headroom", f"{plan.headroom.load_factor:.2f} times this load; first limit: {binds}"
+    most = plan.headroom.load_factor * plan.workload.requests_per_s
+    held = f"{plan.headroom.load_factor:.2f} times this load, {most:.3g} requests/s"
+    yield "Headroom", f"{held}; first limit beyond: {binds}"
     cost = "; ".join(_cost_parts(running(plan)))
     if cost:
         yield "Cost", cost

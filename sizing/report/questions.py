@@ -16,7 +16,7 @@ from sizing.planner.studies.decisions import Decisions, needed
 from sizing.planner.studies.result import StudyResult, figures
 from sizing.planner.studies.split_map import UNSIZED, SplitMap, SplitPoint
 from sizing.report.study import FROM_ZERO, series_figure
-from sizing.report.tables import columns_table, interval, latency, number, table
+from sizing.report.tables import bold, columns_table, interval, latency, number, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -230,7 +230,7 @@ def decisions_sections(found: Decisions) -> list[Section | ChartRow]:
         for row in found.rows
     ]
     given = ("as given", "", *_needed(found.base, None))
-    rows.append((base, 0, tuple(Cell(cell, "bold") for cell in given)))
+    rows.append((base, 0, bold(*given)))
     rows.sort(key=lambda row: (row[0] is None, row[0] or 0, row[1]))
     heads = ("decision", "changed to", "GPUs", "against", "TTFT", "TPOT", "what binds")
     return [

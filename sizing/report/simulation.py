@@ -132,7 +132,7 @@ def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Sec
 
 
 def pools_table(outcome: Outcome) -> Section:
-    """Return one row per pool: busy time, queue, batch and KV cache."""
+    """Return one row per pool: share of the time that it computes, queue, batch, KV cache."""
     seen, rows = outcome.occupancy, []
     for role, capacity in outcome.kv_capacity_blocks.items():
         used = seen.kv_blocks[role] / capacity
@@ -140,7 +140,7 @@ def pools_table(outcome: Outcome) -> Section:
         for counts in (seen.waiting[role], seen.running[role]):
             cells += [f"{counts.mean():.1f}", f"{counts.max():.0f}"]
         rows.append([*cells, f"{used.mean():.0%}", f"{used.max():.0%}"])
-    heads = ("pool", "busy", "waiting", "most", "running", "most", "KV used", "most")
+    heads = ("pool", "computing", "waiting", "most", "running", "most", "KV used", "most")
     return table("Pools over time", heads, rows)
 
 

@@ -28,16 +28,10 @@ MOST_ROWS = 20
 
 
 def comparison_sections(
-    answers: Sequence[StudyResult], statistic: str, by: str, least: str
+    answers: Sequence[StudyResult], statistic: str, headline: str
 ) -> Iterator[Section]:
-    """
-    Yield which needs least, and one row per scenario: size, cost, latencies, headroom.
-
-    Args:
-        by: the objective.
-        least: label of the scenario that needs least of it; empty: none has a plan.
-    """
-    yield Section(f"Least {by}: {least}" if least else "None has a plan", ())
+    """Yield the *headline*, and one row per scenario: size, cost, latencies, headroom."""
+    yield Section(headline, ())
     known = [figures(answer.plans) for answer in answers if answer.plans]
     priced = any(each.running.usd_per_hour is not None for each in known)
     heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from math import floor
 from typing import TYPE_CHECKING, Any
 
 from minicluster.pages.page import Cell, ChartRow, DataTable, FactTable, Page, Section, Text
 from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES, SloSpec
-from minicluster.units import gigabytes, seconds
+from minicluster.units import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Latency, Plan, Pool, Prediction
-    from sizing.planner.explanation import ExplainedTerm, Explanation
-    from sizing.planner.model_memory import ModelMemory, PoolMemory
+    from sizing.planner.explanation import ExplainedTerm, Explanation, ModelMemory, PoolMemory
 
 BOUND = "bound by,\nof peak"
 GB = 1e9
@@ -90,9 +90,36 @@ def number(value: float | None, form: str = ",.2f") -> str:
     return "-" if value is None else format(value, form)
 
 
+TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+MEMORY = ((GB, "GB"), (MB, "MB"))
+
+
+def summed(values: Iterable[float], units: Sequence[tuple[float, str]]) -> list[str]:
+    """
+    Write values, and then their sum, so that the printed numbers add up to the printed sum.
+
+    All have the unit of the sum and its last of four digits; what rounding leaves goes to those
+    that it takes most from.
+
+    Args:
+        units: sizes and names, the largest first.
+    """
+    parts = list(values)
+    total = sum(parts)
+    scale, unit = next((unit for unit in units if abs(total) >= unit[0]), units[-1])
+    whole = len(f"{abs(total) / scale:.0f}")
+    digits = max(0, 4 - whole)
+    exact = [value / scale * 10**digits for value in parts]
+    steps = [floor(value) for value in exact]
+    left = round(sum(exact)) - sum(steps)
+    for at in sorted(range(len(parts)), key=lambda at: steps[at] - exact[at])[:left]:
+        steps[at] += 1
+    return [f"{step / 10**digits:,.{digits}f} {unit}" for step in (*steps, sum(steps))]
+
+
 def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Section:
     """Return one row per pool: size, limits, utilisation, bottleneck."""
-    heads = ("pool", "replicas", "TP", "GPUs", "batch", "KV/GPU", "used", "bound by")
+    heads = ("pool", "replicas", "TP", "GPUs", "batch", "KV/GPU", "of capacity", "bound by")
     rows = (
         (
             pool_name(pool, pools),
@@ -177,12 +204,14 @@ def parts_table(prediction: Prediction) -> Section:
         for name, value in prediction.ttft_parts_s.items()
     ]
     title = "Mean TTFT, in the order of the deployed system"
-    return table(title, ("phase", "seconds", "share"), [*rows, sum_row("TTFT", total)])
+    return table(
+        title, ("phase", "seconds", "share"), [*rows, bold("TTFT", seconds(total), "100.0%")]
+    )
 
 
-def sum_row(name: str, value_s: float, *between: str) -> tuple[Cell, ...]:
-    """Return the row below terms that add up, *between* name and seconds more cells."""
-    return tuple(Cell(cell, "bold") for cell in (name, *between, seconds(value_s), "100.0%"))
+def bold(*cells: str) -> tuple[Cell, ...]:
+    """Return the row of a sum."""
+    return tuple(Cell(cell, "bold") for cell in cells)
 
 
 def _memory_section(memory: ModelMemory) -> Section:
@@ -194,9 +223,9 @@ def _memory_section(memory: ModelMemory) -> Section:
         f" {memory.active_parameters / 1e9:,.1f} of them for a token;"
         f" layers that cache: {caching}{windows}"
     )
+    parts = [summed(pool.parts_bytes.values(), MEMORY) for pool in memory.pools]
+    names = [*memory.pools[0].parts_bytes, "sum: memory of a GPU (M4)"]
     cells: dict[str, Callable[[PoolMemory], str]] = {
-        "weights on a GPU (M1)": lambda pool: gigabytes(pool.weight_bytes),
-        "KV cache on a GPU (M4)": lambda pool: gigabytes(pool.kv_bytes),
         "KV cache of a token (M2)": lambda pool: f"{pool.kv_bytes_per_token / KB:,.1f} kB",
         "state of a sequence (M6)": lambda pool: f"{pool.state_bytes / MB:,.1f} MB",
         "a block (M12)": lambda pool: (
@@ -205,7 +234,8 @@ def _memory_section(memory: ModelMemory) -> Section:
         "fit in a replica, mean": lambda pool: _fitting(pool, min(pool.sequences)),
         "fit in a replica, longest": lambda pool: _fitting(pool, max(pool.sequences)),
     }
-    rows = [(name, *map(cell, memory.pools)) for name, cell in cells.items()]
+    rows = list(zip(names, *parts, strict=True))
+    rows += [(name, *map(cell, memory.pools)) for name, cell in cells.items()]
     return table("Memory", ("", *(pool.role for pool in memory.pools)), rows, notes=[sizes])
 
 
@@ -218,6 +248,7 @@ def explanation_sections(explained: Explanation) -> Iterator[Section]:
     yield _memory_section(explained.memory)
     titles = {
         "TTFT": "Mean TTFT",
+        "TPOT": "Mean TPOT",
         "prefill step": f"Prefill of {explained.mean_prompt_tokens:.0f} tokens,"
         " without interference",
         "decode step": f"Decode step of {explained.mean_batch:.1f} sequences with"
@@ -229,8 +260,11 @@ def explanation_sections(explained: Explanation) -> Iterator[Section]:
         heads = ["term", "eq.", "seconds", "share"]
         if any(term.bound for term in terms):
             heads += ["TFLOP", "GB", BOUND]
-        rows: list[Sequence[str | Cell]] = [_term_cells(term)[: len(heads)] for term in terms]
-        rows.append(sum_row("sum", sum(term.seconds for term in terms), ""))
+        *times, total = summed([term.seconds for term in terms], TIMES)
+        rows: list[Sequence[str | Cell]] = [
+            _term_cells(term, time)[: len(heads)] for term, time in zip(terms, times, strict=True)
+        ]
+        rows.append(bold("sum", "", total, "100.0%"))
         hidden = [f"{label(term.name)} {seconds(term.hidden_s)}" for term in terms if term.hidden_s]
         notes = ["; ".join(sorted({term.source for term in terms}))]
         if hidden:
@@ -273,12 +307,12 @@ def _drafts(explained: Explanation) -> str:
     )
 
 
-def _term_cells(term: ExplainedTerm) -> list[str]:
+def _term_cells(term: ExplainedTerm, time: str) -> list[str]:
     return [
         label(term.name),
         term.equation,
-        seconds(term.seconds),
-        f"{term.share_fraction:.1%}",
+        time,
+        f"{round(term.share_fraction, 3) + 0:.1%}",
         f"{term.flops / 1e12:.3g}" if term.flops else "",
         f"{term.hbm_bytes / 1e9:.3g}" if term.hbm_bytes else "",
         (term.bound or "").partition(" ")[0]

@@ -9,8 +9,7 @@ import numpy as np
 
 from minicluster.specs.model import DTYPE_BYTES
 from minicluster.specs.slicing import Slicing
-from sizing.latency.load import StepLoad, pairs, prefill_load
-from sizing.latency.op import ACTIVATION_BYTES, Op, Work, gemm
+from sizing.latency.op import ACTIVATION_BYTES, Op, StepLoad, Work, gemm, pairs, prefill_load
 from sizing.latency.work import step_ops
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
 from minicluster.plan import Plan, to_json
 from sizing.planner.explanation import explain_plan
 from sizing.planner.plan import ClassPlans, NoPlan, plan_classes
-from sizing.planner.predict import predict
-from sizing.planner.studies.loss import as_confident
+from sizing.planner.predict import predict, prediction_runs
 from sizing.planner.studies.result import layout_of
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
 from sizing.report.plan_charts import latency_figures, layout_grid
@@ -32,7 +31,6 @@ from sizing.report.plan_screen import (
 from sizing.report.tables import explanation_sections, latency_table, layout_table
 from sizing.report.today import today_table
 from sizing.scenario import Scenario
-from sizing.simulation.planned import simulate
 from sizing.stacks.export import NEED_IMAGE, export
 from sizing.stacks.targets import TARGETS
 from sizing.ui import form
@@ -47,16 +45,14 @@ if TYPE_CHECKING:
     from sizing.planner.search import Told
     from sizing.simulation.outcome import Outcome
 
-REQUESTS = 6_000
-"""Requests simulated for the distributions: a p99 rests on 60 of them."""
 TILE_WIDTH = 165
 """Pixels: two beside one another on a phone."""
 ALL = "All classes"
 """Tab of the questions about classes of requests together, where each has pools of its own."""
 FACTS_OF = {
-    "GPUs": ("Compared", "By confidence", "Network", "Routing", "Deployment"),
-    "confidence": ("Confidence", "Simulated", "By confidence", "Measured", "Step times"),
-    "headroom": ("Headroom", "Capacity"),
+    "GPUs": ("Compared", "Network", "Routing", "Deployment"),
+    "confidence": ("Confidence", "Simulated", "Measured", "Step times"),
+    "headroom": ("Headroom", "Saturation"),
     "energy": ("Cost",),
     "price": ("Cost",),
 }
@@ -217,7 +213,7 @@ def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
 def _binds(found: Plan) -> str:
     used = found.prediction.utilisation_fraction
     parts = [
-        f"{role} is {used[role]:.0%} used and bound by {bound}"
+        f"{role} takes {used[role]:.0%} of its capacity and is bound by {bound}"
         for role, bound in found.prediction.bottleneck.items()
     ]
     return f"{'; '.join(parts)}. First limit beyond this load: {found.headroom.binds}."
@@ -366,7 +362,7 @@ def _zipped(files: Mapping[str, str]) -> bytes:
 
 
 def _distributions(answer: Answer) -> None:
-    with st.spinner(f"Simulating {REQUESTS:,} requests", show_time=True):
+    with st.spinner("Simulating the requests of the prediction", show_time=True):
         outcome, slowed = _simulated(answer)
     drawn = list(latency_figures(answer.plan, outcome, slowed))
     for figure, column in zip(drawn, st.columns(len(drawn)), strict=True):
@@ -376,8 +372,4 @@ def _distributions(answer: Answer) -> None:
 
 @lru_cache(maxsize=16)
 def _simulated(answer: Answer) -> tuple[Outcome, Outcome | None]:
-    """Simulate a plan with steps as predicted, and as its confidence allows for."""
-    found = answer.plan
-    outcome = simulate(found, requests=REQUESTS)
-    slow = None if found.confidence is None else simulate(as_confident(found), requests=REQUESTS)
-    return outcome, slow
+    return prediction_runs(answer.plan)

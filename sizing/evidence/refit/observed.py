@@ -18,7 +18,7 @@ from minicluster.workload.engine_steps import ENGINE_STEPS, read_engine_steps
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import read_schedule
-from minicluster.workload.trace_requests import TraceRow
+from minicluster.workload.spans import TraceRow
 from minicluster.workload.traces import arrivals_of
 from sizing.evidence.refit.engine_steps import TimedSteps, timed_steps
 from sizing.evidence.refit.hiccups import Hiccup, find_hiccups, outside

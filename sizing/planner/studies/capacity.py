@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +13,16 @@ import numpy as np
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.plan import Prediction
+from sizing.planner.configuration import with_search
 from sizing.planner.deployment import gpus_with_spares
+from sizing.planner.growth import Growth
 from sizing.planner.plan import budgets, own_inputs
 from sizing.planner.predict import prediction_of
+from sizing.planner.result import below_floor, fits_nowhere
+from sizing.planner.search import LayoutSearch
+from sizing.planner.simulated_check import Held, Simulations
 from sizing.planner.studies.cost import Running, require_price, running_of
 from sizing.planner.studies.defaults import THINK_S
-from sizing.planner.studies.rate_search import Held, RateSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,9 +105,9 @@ def capacity(
 
         users = rate (E[e2e] + think)      (Little's law; docs/model.md, eq. E3)
 
-    Layouts are ranked by an estimate (eq. L2); the GPUs of the best are divided between the pools
-    and the rate is bisected with the quick simulations of `sizing plan`, then lowered until its
-    precise ones hold under every seed. What fewer GPUs carry more of them carry, too.
+    The search is that of `sizing plan`, at rates at which its plan takes as many GPUs, and the
+    highest rate is found and verified as the headroom of a plan is (`growth.edge`). What fewer GPUs
+    carry more of them carry, too.
 
     Classes of requests keep their shares of the rate. As in a plan (`search.class_pools`) they
     share pools, or the GPUs are divided between pools of their own so that every class's pools hold
@@ -131,7 +137,7 @@ def capacity(
         )
     if think_s is not None and not 0 <= think_s < np.inf:
         raise InputError("--think-seconds", think_s, "seconds, 0 or more")
-    kinds = _kinds(replace(inputs, cluster=replace(inputs.cluster, max_gpus=counts[-1])), think_s)
+    kinds = _kinds(inputs, think_s)
     points: list[CapacityPoint] = []
     try:
         for count in counts:
@@ -217,24 +223,44 @@ class _Pools:
     """The highest rate of one load by the number of GPUs; a rate that was found is kept."""
 
     def __init__(self, inputs: Inputs, think_s: float | None) -> None:
-        self.inputs, self.think_s = inputs, _think_s(inputs, think_s)
-        self.search = RateSearch(inputs)
+        self.inputs, self.think_s = with_search(inputs, objective="gpus"), _think_s(inputs, think_s)
+        self.search = LayoutSearch(self.inputs)
         self.known: dict[int, Held | None] = {}
 
     def highest(self, gpus: int) -> Held | None:
-        """Return the highest rate of *gpus*, at least that of fewer that were asked for before."""
+        """Return the highest rate of *gpus*, whatever other numbers were asked for."""
         if gpus not in self.known:
-            fewer = max((each for each in self.known if each < gpus), default=0)
-            self.known[gpus] = self.search.highest(gpus, self.known.get(fewer))
+            search = copy(self.search)
+            search.inputs = replace(
+                self.inputs, cluster=replace(self.inputs.cluster, max_gpus=gpus)
+            )
+            growth = Growth(search) if self._smallest() <= gpus else None
+            self.known[gpus] = None if growth is None else growth.highest(gpus)
         return self.known[gpus]
+
+    def _smallest(self) -> float:
+        """Return the GPUs of the smallest layout that may hold the SLO; infinite: there is none."""
+        known = self.search.candidates
+        sizes = (gpus_with_spares(self.inputs, one) for one in (*known.split, *known.mixed))
+        return min((float(sum(size.values())) for size in sizes), default=inf)
+
+    def _reason(self, gpus: int) -> str:
+        known, smallest = self.search.candidates, self._smallest()
+        if not known.unloaded:
+            return fits_nowhere(self.inputs, list(known.unfit)).reason
+        if smallest == inf:
+            return below_floor(list(known.unloaded), self.inputs).reason
+        if smallest > gpus:
+            return f"the smallest layout that may hold the SLO has {smallest:.0f} GPUs"
+        return "no rate holds the SLO in simulations"
 
     def point(self, gpus: int, rate: float | None = None) -> CapacityPoint:
         """Return what *gpus* carry at their highest rate, or at a lower one."""
         held = self.highest(gpus)
         if held is None:
-            return CapacityPoint(gpus=gpus, reason=self.search.reason(gpus))
+            return CapacityPoint(gpus=gpus, reason=self._reason(gpus))
         rate = held.rate if rate is None else rate
-        chosen, at = held.configuration, self.search.simulations.at_rate(rate)
+        chosen, at = held.configuration, Simulations(self.search.models).at_rate(rate)
         predicted = prediction_of(at.models, chosen, at.predicted(chosen))
         kinds = gpus_with_spares(self.inputs, chosen)
         return CapacityPoint(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from minicluster.plan import Inputs
     from minicluster.workload.day_profile import DayProfile
-    from sizing.planner.result import Found
+    from sizing.planner.simulated_check import Found
 
 SHARES = tuple(tenth / 10 for tenth in range(11))
 """Static shares of each pool's replicas that are compared, rounded up."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.error_model import missed_limits
 from sizing.planner.simulated_check import limits_of
-from sizing.planner.slo import missed_limits
 from sizing.simulation.planned import simulate_plan
 
 if TYPE_CHECKING:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minicluster.errors import InputError
-from sizing.planner.candidates import largest_batch, list_candidates, utilisations
-from sizing.planner.configuration import Configuration, with_search
+from sizing.planner.candidates import largest_batch, list_candidates
+from sizing.planner.configuration import Configuration
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.layout import profile_rule
 from sizing.planner.predict import prediction_of, slo_misses
 from sizing.planner.simulated_check import Simulations
-from sizing.planner.step_models import StepModels
+from sizing.planner.step_models import StepModels, utilisations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
-    from minicluster.plan import Inputs
+    from minicluster.plan import Inputs, Plan
 
 UTILISATIONS = (0.9, 0.75, 0.5, 0.3)
 """Utilisations at which pools are sized: from few GPUs with long queues to many without."""
@@ -63,35 +64,45 @@ class DesignPoint:
     configuration: Configuration
 
 
-def design_points(inputs: Inputs) -> tuple[DesignPoint, ...]:
-    """Return every design point, those with the fewest GPUs first."""
-    return sort_design_points(iter_design_points(inputs))
+def design_points(inputs: Inputs, plan: Plan | None = None) -> tuple[DesignPoint, ...]:
+    """Return every design point, that of a *plan* too; those with the fewest GPUs first."""
+    own = None if plan is None else Configuration.of_plan(plan)
+    return sort_design_points(iter_design_points(inputs, own))
 
 
 def sort_design_points(points: Iterable[DesignPoint]) -> tuple[DesignPoint, ...]:
-    """Sort by GPUs, then latencies."""
-    return tuple(sorted(points, key=lambda each: (each.gpus, each.ttft_s, each.tpot_s)))
+    """Sort by GPUs, then latencies; of points with the same pools and figures the first is kept."""
+    distinct: dict[tuple[object, ...], DesignPoint] = {}
+    for point in points:
+        figures = round(point.ttft_s, 6), round(point.tpot_s, 6)
+        distinct.setdefault((point.label, *figures), point)
+    return tuple(sorted(distinct.values(), key=lambda one: (one.gpus, one.ttft_s, one.tpot_s)))
 
 
-def iter_design_points(inputs: Inputs) -> Iterator[DesignPoint]:
+def iter_design_points(inputs: Inputs, own: Configuration | None = None) -> Iterator[DesignPoint]:
     """
-    Simulate every legal layout at several batch limits and utilisations.
+    Simulate every legal layout, split and aggregated, at several batch limits and utilisations.
+
+    Args:
+        own: configuration of the scenario's plan, the first point.
 
     Raises:
         InputError: the scenario cannot be planned at all.
 
     Ignores:
-        Aggregated pools, and the budget `cluster.max_gpus`.
+        The budget `cluster.max_gpus`.
     """
     seen: set[Configuration] = set()
-    models = StepModels(with_search(inputs, pools="split"))
+    models = StepModels(inputs)
     simulations = Simulations(models)
-    for smallest in list_candidates(models, AS_PREDICTED).split:
-        for chosen in _sizes(models, smallest):
-            found = None if chosen in seen else _design_point(simulations, chosen)
-            seen.add(chosen)
-            if found is not None:
-                yield found
+    candidates = list_candidates(models, AS_PREDICTED)
+    smallest = (*candidates.split, *candidates.mixed)
+    sized = chain.from_iterable(_sizes(models, one) for one in smallest)
+    for chosen in chain([] if own is None else [own], sized):
+        point = None if chosen in seen else _design_point(simulations, chosen)
+        seen.add(chosen)
+        if point is not None:
+            yield point
 
 
 def _sizes(models: StepModels, smallest: Configuration) -> Iterator[Configuration]:
@@ -106,12 +117,13 @@ def _sizes(models: StepModels, smallest: Configuration) -> Iterator[Configuratio
 
 def _design_point(simulations: Simulations, chosen: Configuration) -> DesignPoint | None:
     """Simulate one configuration; `None` where a pool saturates."""
-    inputs, models = simulations.inputs, simulations.models
+    models = simulations.models
     if max(utilisations(models, chosen).values()) >= 1:
         return None
-    slo = inputs.scenario.slo
+    inputs = simulations.inputs
     outcome = simulations.outcome(chosen, AS_PREDICTED, requests=REQUESTS, seed=0)
     predicted = prediction_of(models, chosen, outcome)
+    slo = inputs.scenario.slo
     return DesignPoint(
         label=str(chosen),
         deployable=profile_rule(inputs, chosen.layout) is None,

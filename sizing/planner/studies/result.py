@@ -146,13 +146,31 @@ def result_json(result: StudyResult) -> dict[str, Any]:
     return found
 
 
-def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
-    """Return the feasible result with the least of *by*, of `OBJECTIVES`; the first of equals."""
-    known = []
+def _ranked(results: Iterable[StudyResult], by: str) -> list[tuple[StudyResult, Figures, float]]:
+    """Return the feasible results with their cost, the best first: least cost, most headroom."""
+    ranked = []
     for result in results:
         if result.plans:
             found = figures(result.plans)
             cost = found.running
             value = {"gpus": found.gpus, "usd": cost.usd_per_hour, "watts": cost.power_w}[by]
-            known += [] if value is None else [(value, result)]
-    return min(known, key=lambda each: each[0])[1] if known else None
+            ranked += [] if value is None else [(result, found, float(value))]
+    return sorted(ranked, key=lambda row: (row[2], -row[1].headroom_factor))
+
+
+def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
+    """Return the feasible result with the least of *by*; of equals that with most headroom."""
+    return next((result for result, _, _ in _ranked(results, by)), None)
+
+
+def best_line(results: Iterable[StudyResult], by: str) -> str:
+    """Say which result is the best, and by what where several cost the same."""
+    (best, found, least), *others = _ranked(results, by)
+    tied = [result.label for result, _, cost in others if cost == least]
+    if not tied:
+        return f"Least {by}: {best.label}"
+    amount = (
+        f"{least:,.0f} {'GPU' if least == 1 else 'GPUs'}" if by == "gpus" else f"{least:,.2f} {by}"
+    )
+    same = "all need" if len(tied) == len(others) else f"{', '.join([best.label, *tied])} need"
+    return f"Least {by}: {same} {amount}; most headroom: {best.label} ({found.headroom_factor:.2f})"

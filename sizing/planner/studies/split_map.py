@@ -12,9 +12,9 @@ from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
 from minicluster.workload.arrivals import equally_likely
 from sizing import catalog
+from sizing.planner.bounds import QUANTILES
 from sizing.planner.configuration import cost, cost_of, with_search
 from sizing.planner.error_model import step_errors
-from sizing.planner.offered_load import QUANTILES
 from sizing.planner.plan import at_planned_rate, sharing_classes
 from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from minicluster.plan import Inputs
-    from sizing.planner.result import Found
+    from sizing.planner.simulated_check import Found
 
 RATIO, LINK = "prompt_answer_ratio", "link_bytes_per_s"
 DEFAULT_X = Swept(key=RATIO, values=("0.5", "1", "2", "4", "8", "16", "32", "64"))

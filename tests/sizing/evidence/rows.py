@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from sizing.evidence.row import MeasuredRow, row_from
+from sizing.evidence.measured_row import MeasuredRow
+from sizing.evidence.row import row_from
 
 CELLS = {
     "id": "one", "source": "here", "model": "meta-llama/Llama-3.1-70B", "gpu": "h100-sxm",

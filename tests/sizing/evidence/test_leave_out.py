@@ -12,7 +12,7 @@ from sizing import catalog
 from sizing.evidence.errors import class_of
 from sizing.evidence.evidence import HeldOutCoverage, leave_out, read_evidence
 from sizing.evidence.interval_fit import RowResidual
-from sizing.evidence.row import kind_of
+from sizing.evidence.measured_row import kind_of
 from sizing.evidence.splits import SPLITS
 from sizing.planner.error_model import interval_around, validation
 from sizing.planner.intervals import Labels

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minicluster.errors import InputError
+from sizing.evidence.measured_row import kind_of
 from sizing.evidence.prediction import predict_row
-from sizing.evidence.row import kind_of
 from tests.sizing.evidence.rows import row
 
 DRAFTS = {"mtp": "yes", "mtp_tokens": "3"}

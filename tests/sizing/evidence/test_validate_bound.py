@@ -13,13 +13,14 @@ from minicluster.errors import InputError
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.evidence.labels import read_labels
+from sizing.evidence.measured_row import MeasuredRow
 from sizing.evidence.prediction import step_bound_s
-from sizing.evidence.row import MeasuredRow, read_rows
+from sizing.evidence.row import read_rows
 from sizing.evidence.row_config import row_config
-from sizing.latency import feedforward
-from sizing.latency.load import StepLoad, decode_load, prefill_load
+from sizing.latency import work as feedforward
+from sizing.latency.op import StepLoad, decode_load, prefill_load
 from sizing.latency.roofline import multiply_dtype
-from sizing.latency.step import Machine
+from sizing.latency.term import Machine
 from sizing.latency.work import step_ops
 from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import CELLS, SPLIT, row, write_rows

@@ -11,7 +11,7 @@ from sizing import catalog
 from sizing.evidence.prediction import predict_row
 from sizing.evidence.row_config import nearest_engine, row_config
 from sizing.evidence.row_system import row_inputs, row_system
-from sizing.latency.load import decode_load, prefill_load
+from sizing.latency.op import decode_load, prefill_load
 from sizing.latency.step import step_s, step_terms
 from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import deployment

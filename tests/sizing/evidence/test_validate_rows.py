@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from minicluster.errors import InputError
-from sizing.evidence.row import MeasuredRow, RefusedRow, read_rows, row_from
+from sizing.evidence.measured_row import MeasuredRow
+from sizing.evidence.row import RefusedRow, read_rows, row_from
 from tests.sizing.evidence.rows import CELLS, SPLIT, row, write_rows
 
 CLOSED = CELLS | {

@@ -18,9 +18,14 @@ from minicluster.specs.gpu import (
 )
 from minicluster.specs.topology import Tier, Topology
 from sizing import catalog
-from sizing.latency.collectives import exchange_s, looked_up_s, point_to_point_s
+from sizing.latency.collectives import (
+    exchange_s,
+    left_out,
+    looked_up_s,
+    point_to_point_s,
+    with_gpu_points,
+)
 from sizing.latency.communication import Exchange
-from sizing.latency.library import left_out, with_gpu_points
 from sizing.latency.tiered import library_s, protocol_s, ring_s, tiered_s
 
 MOSTLY_LATENCY_BYTES = 2**20

@@ -12,9 +12,10 @@ from minicluster.engine_model.kv_cache import kv_bytes_per_token, state_bytes
 from minicluster.specs.model import DraftSpec, draft_layer
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
-from sizing.latency.load import StepLoad, decode_load, prefill_load
 from sizing.latency.memory import kv_space_bytes, weight_bytes
-from sizing.latency.step import DRAFT, Machine, step_s, step_terms
+from sizing.latency.op import StepLoad, decode_load, prefill_load
+from sizing.latency.step import DRAFT, step_s, step_terms
+from sizing.latency.term import Machine
 from sizing.latency.work import step_ops
 
 EIGHT = Slicing(tp=8)

@@ -13,10 +13,11 @@ from minicluster.specs.lora import LoraSpec, adapter_bytes, lora_modules
 from minicluster.specs.scenario import EngineChoice
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
-from sizing.latency.load import decode_load, prefill_load
-from sizing.latency.lora import distinct_adapters, lora_ops
 from sizing.latency.memory import kv_space_bytes
-from sizing.latency.step import Machine, step_s, step_terms
+from sizing.latency.op import decode_load, prefill_load
+from sizing.latency.step import step_s, step_terms
+from sizing.latency.term import Machine
+from sizing.latency.work import distinct_adapters, lora_ops
 from tests.sizing.scenarios import inputs
 
 MODEL = catalog.find_model("llama-3.1-8b")

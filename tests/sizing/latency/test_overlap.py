@@ -19,11 +19,10 @@ from sizing import catalog
 from sizing.catalog.engine import chosen_engine
 from sizing.latency.collectives import exchange_s
 from sizing.latency.communication import Exchange
-from sizing.latency.load import StepLoad, decode_load, pairs, prefill_load
 from sizing.latency.memory import library_bytes
-from sizing.latency.overlap import overlapped
-from sizing.latency.step import Machine, Term, step_s, step_terms
-from sizing.latency.step_table import step_table
+from sizing.latency.op import StepLoad, decode_load, pairs, prefill_load
+from sizing.latency.step import step_s, step_table, step_terms
+from sizing.latency.term import Machine, Term, overlapped
 
 PUBLISHED: dict[str, Any] = tomllib.loads(
     (Path(__file__).parents[2] / "published" / "deepep.toml").read_text()

@@ -18,10 +18,11 @@ import pytest
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import path_coefficients
-from sizing.latency.load import StepLoad
 from sizing.latency.memory import activation_bytes, kv_space_bytes, stage_weight_bytes
-from sizing.latency.pipeline import chunked_prefill
-from sizing.latency.step import AMOUNTS, Machine, interval_s, stage_terms, step_terms
+from sizing.latency.op import StepLoad
+from sizing.latency.step import interval_s, stage_terms, step_terms
+from sizing.latency.term import AMOUNTS, Machine
+from sizing.planner.studies.long_context import chunked_prefill
 
 RECORDED = Path(__file__).with_suffix(".json")
 

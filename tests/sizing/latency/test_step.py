@@ -17,11 +17,10 @@ from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.collectives import exchange_s, kv_pull_s_per_byte
 from sizing.latency.communication import PATTERNS, Exchange
-from sizing.latency.load import StepLoad, decode_load, prefill_load
-from sizing.latency.op import Op, Work, gemm
+from sizing.latency.op import Op, StepLoad, Work, decode_load, gemm, prefill_load
 from sizing.latency.roofline import multiply_dtype, op_time, smooth_max
-from sizing.latency.step import Machine, interval_s, stage_s, step_s, step_terms
-from sizing.latency.step_table import step_table
+from sizing.latency.step import interval_s, stage_s, step_s, step_table, step_terms
+from sizing.latency.term import Machine
 
 PUBLISHED = Path(__file__).parents[2] / "published" / "static_prefill.toml"
 GPUS = [name for name, entry in catalog.gpus().items() if entry.spec.kind == "gpu"]

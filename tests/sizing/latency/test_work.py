@@ -14,14 +14,14 @@ from minicluster.specs.parameters import num_active_parameters
 from minicluster.specs.slicing import Slicing
 from sizing import catalog
 from sizing.latency.communication import step_exchanges
-from sizing.latency.feedforward import (
+from sizing.latency.op import decode_load, keys_in_reach, pairs, prefill_load
+from sizing.latency.work import (
     busiest_share,
     experts_touched,
     packed_share,
     popularity_cumulants,
+    step_ops,
 )
-from sizing.latency.load import decode_load, keys_in_reach, pairs, prefill_load
-from sizing.latency.work import step_ops
 
 MODELS = tuple(catalog.models())
 SLICINGS = [

@@ -13,14 +13,16 @@ from minicluster.errors import InputError
 from minicluster.plan import Plan, read_plan
 from sizing import catalog
 from sizing.cli.app import app
-from sizing.latency.load import decode_load
-from sizing.latency.step import Machine, step_s
+from sizing.latency.op import decode_load
+from sizing.latency.step import step_s
+from sizing.latency.term import Machine
 from sizing.network.network_cost import crossing, mean_prompt_tokens
 from sizing.network.spares import availability_of
 from sizing.planner.layout import Layout
 from sizing.planner.plan import build_plan
 from sizing.planner.predict import predict
-from sizing.planner.search import Found, search
+from sizing.planner.search import search
+from sizing.planner.simulated_check import Found
 from sizing.planner.step_models import StepModels
 from sizing.scenario import Scenario
 from tests.sizing.scenarios import LARGE as BUSY
@@ -94,11 +96,7 @@ def test_crossing_costs_what_its_tier_costs(zoned: tuple[Path, str]) -> None:
     assert [each.tier for each in found.transfers if each.planned] == ["zone"]
     assert 0 < rack.seconds == pod.seconds == zone.seconds == pod.all_sending_s
     assert zone.all_sending_s / zone.seconds == pytest.approx(7, rel=0.05)
-    assert [each.role for each in found.wide] == ["prefill", "decode"]
-    assert found.wide[0].now_s > 2 * found.wide[1].now_s  # a prompt, and one token of a batch
-    for each in found.wide:
-        assert each.tp == 16
-        assert 1e-3 < each.beyond_s < each.step_s
+    assert not found.wide  # its groups stay inside their domains
 
     one_domain = replace(plan.inputs.cluster, max_gpus=8)
     alone = crossing(replace(plan, inputs=replace(plan.inputs, cluster=one_domain)))

@@ -15,17 +15,16 @@ from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner import bounds
-from sizing.planner.candidates import one_replica_each, utilisations
+from sizing.planner.bounds import QUANTILES
+from sizing.planner.candidates import one_replica_each
 from sizing.planner.configuration import Configuration
 from sizing.planner.deployment import deployment
 from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.layout import Layout, LayoutShape
-from sizing.planner.offered_load import QUANTILES
 from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.predict import prediction_of
-from sizing.planner.result import PlanVerdict
-from sizing.planner.simulated_check import Simulations
-from sizing.planner.step_models import StepModels
+from sizing.planner.simulated_check import PlanVerdict, Simulations
+from sizing.planner.step_models import StepModels, utilisations
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import SMALL, at

@@ -8,8 +8,9 @@ import pytest
 
 from minicluster.errors import InputError
 from sizing.planner.plan import NoPlan, plan, search_within_budgets
-from sizing.planner.result import Found, Infeasible
+from sizing.planner.result import Infeasible
 from sizing.planner.search import search
+from sizing.planner.simulated_check import Found
 from sizing.planner.studies.capacity import gpus_for_usd, gpus_within_budgets
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.result import plan_scenario

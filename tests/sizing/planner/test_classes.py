@@ -17,15 +17,15 @@ from minicluster.specs.scenario import CostChoice
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.candidates import list_candidates, utilisations
+from sizing.planner.candidates import list_candidates
 from sizing.planner.configuration import cost_of_plan, with_load
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.plan import ClassPlans, NoPlan, own_inputs, plan, plan_classes
-from sizing.planner.step_models import StepModels
+from sizing.planner.step_models import StepModels, utilisations
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
 from sizing.planner.studies.sweep import Swept
-from sizing.report.questions import split_map_parts
+from sizing.report.questions import split_map_sections
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import SMALL, inputs, proposed
@@ -224,7 +224,7 @@ def test_studies_that_know_no_own_pools_say_so() -> None:
     )
     found = split_map(asked.with_({"search.class_pools": "any"}), x, y)
     assert any(
-        "2 classes of requests share pools here" in str(each) for each in split_map_parts(found)
+        "2 classes of requests share pools here" in str(each) for each in split_map_sections(found)
     )
 
 

@@ -14,7 +14,8 @@ from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from sizing import catalog
 from sizing.planner.plan import build_plan
-from sizing.planner.search import Found, search
+from sizing.planner.search import search
+from sizing.planner.simulated_check import Found
 from tests.sizing.scenarios import LARGE, inputs
 
 ARCHITECTURES = (

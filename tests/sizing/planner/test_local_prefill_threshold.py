@@ -13,17 +13,16 @@ from minicluster.plan import Inputs, plan_from, to_json
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.planner.candidates import one_replica_each, utilisations
+from sizing.planner.candidates import one_replica_each
 from sizing.planner.configuration import Configuration
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout
-from sizing.planner.local_prefill_threshold import choose_local_threshold
 from sizing.planner.plan import build_plan
-from sizing.planner.result import Found
+from sizing.planner.pool_sizing import choose_local_threshold
 from sizing.planner.search import search
-from sizing.planner.simulated_check import Simulations
-from sizing.planner.step_models import StepModels
+from sizing.planner.simulated_check import Found, Simulations
+from sizing.planner.step_models import StepModels, utilisations
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import LARGE
 from tests.sizing.scenarios import inputs as named

@@ -11,10 +11,16 @@ import pytest
 
 from minicluster.plan import Inputs
 from sizing.cli.studies import parse_slicing
-from sizing.latency.load import prefill_load
-from sizing.latency.pipeline import BUBBLE, chunked_prefill
-from sizing.latency.step import Machine, stage_s
-from sizing.planner.studies.long_context import LongPrompt, find_rule, long_prompt
+from sizing.latency.op import prefill_load
+from sizing.latency.step import stage_s
+from sizing.latency.term import Machine
+from sizing.planner.studies.long_context import (
+    BUBBLE,
+    LongPrompt,
+    chunked_prefill,
+    find_rule,
+    long_prompt,
+)
 from sizing.scenario import Scenario
 from tests.sizing.conftest import Sizing
 

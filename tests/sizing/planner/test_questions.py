@@ -15,7 +15,8 @@ from minicluster.errors import InputError
 from minicluster.plan import Inputs
 from sizing.catalog import with_keys
 from sizing.cli.questions import parse_gpus
-from sizing.planner.search import Found, search
+from sizing.planner.search import search
+from sizing.planner.simulated_check import Found
 from sizing.planner.studies.capacity import Capacity, capacity
 from sizing.planner.studies.changes import (
     link_bytes_per_s,

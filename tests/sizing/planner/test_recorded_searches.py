@@ -14,7 +14,7 @@ VARIED = {"distribution": "lognormal", "median": 1000, "sigma": 1.5, "high": 16_
 """Prompts of which most are short and a few long."""
 
 PLANS: list[tuple[str, dict[str, Any], str, int]] = [
-    (SMALL, {}, "2xTP1 + 1xTP1", 3),
+    (SMALL, {}, "3xTP1 mixed", 3),
     (SMALL, {"search.spare_replicas": 1}, "3xTP1 + 2xTP1", 5),
     (
         SMALL,

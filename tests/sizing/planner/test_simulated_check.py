@@ -10,8 +10,7 @@ from sizing.planner.candidates import one_replica_each
 from sizing.planner.configuration import Configuration
 from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.layout import Layout
-from sizing.planner.result import PlanVerdict
-from sizing.planner.simulated_check import VERIFY_SEED, Simulations, verified
+from sizing.planner.simulated_check import VERIFY_SEED, PlanVerdict, Simulations, verified
 from sizing.planner.step_models import StepModels
 from tests.sizing.scenarios import SMALL, at, proposed
 

@@ -17,12 +17,12 @@ from minicluster.errors import InputError, NegativeAnswer
 from minicluster.plan import ClassPrediction, Latency, Prediction, plan_from, to_json
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
 from minicluster.workload.sources import RequestSource, drawn
+from sizing.planner.edge import TOLERANCE, covering_rates
 from sizing.planner.plan import NoPlan, at_planned_rate, plan_classes
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.defaults import THINK_S
 from sizing.planner.studies.sweep import Swept
-from sizing.planner.users import TOLERANCE, covering_rates
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate_plan
 
