@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
 import sizing
+from minicluster.pages.page import DataTable
 from sizing.planner.edge import RESOLUTION
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import prediction_runs
