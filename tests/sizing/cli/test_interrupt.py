@@ -12,7 +12,6 @@ import pytest
 
 from minicluster.plan import read_plan
 from sizing.cli import questions
-from sizing.report import plan_page
 from tests.sizing.conftest import Done, Sizing
 
 
@@ -25,7 +24,6 @@ def stopped_at(function: str, sizing: Sizing, *arguments: str, command: str = "p
     """Run a command until the search calls *function*."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"sizing.planner.search.{function}", interrupted)
-        patch.setattr(plan_page, "REQUESTS", 500)
         return sizing(command, "llama-3.1-8b-h100", "--set", "search.tp=[1]", *arguments)
 
 

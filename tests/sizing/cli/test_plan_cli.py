@@ -16,7 +16,6 @@ from rich.console import Console
 from minicluster.plan import plan_from, read_plan, to_json
 from sizing import catalog
 from sizing.catalog.endpoint import endpoint_cost
-from sizing.report import plan_page
 from sizing.report.plan_screen import answer_facts, next_commands, plan_sections
 from sizing.report.terminal import print_sections
 from tests.sizing.conftest import GOLDEN, QUICK, Sizing
@@ -238,11 +237,8 @@ def test_pools_placed_further_apart_than_planned_are_warned_of(
 
 
 @pytest.mark.parametrize("pools", ["split", "mixed"])
-def test_answers_of_one_token(
-    sizing: Sizing, pools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_of_one_token(sizing: Sizing, pools: str, tmp_path: Path) -> None:
     """No gap follows the only token; the plan is made, drawn, simulated and explained."""
-    monkeypatch.setattr(plan_page, "REQUESTS", 500)
     path, page = str(tmp_path / "plan.json"), str(tmp_path / "plan.html")
     keys = ("--set", "workload.output_tokens=1", "--set", f"search.pools={pools}")
     assert sizing("plan", *QUICK, *keys, "-o", path, "--html", page).code == 0
