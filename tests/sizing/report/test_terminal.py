@@ -77,7 +77,7 @@ def test_details_go_first_and_are_named() -> None:
     assert "less" in whole.splitlines()[0]
     assert narrow.splitlines()[0].split() == ["name", "answer"]
     assert "without less needed" in " ".join(narrow.split())
-    assert "answer      4,567,890" in blocks
+    assert "answer       4,567,890" in blocks
     assert "123" in blocks
 
 
