@@ -133,7 +133,7 @@ def acceptance_page(test: AcceptanceTest) -> Page:
         rows.append((f"{metric.upper()} of {of}", limit, f"{count:,}", f"{allowed:,}"))
     table = DataTable(("limit", "what holds", "requests", "late at most"), tuple(rows))
     return Page(
-        title=f"AcceptanceTest: {plan.model.id}",
+        title=f"Acceptance: {plan.model.id}",
         headline=f"Accepted if {test.requests:,} requests meet the limits",
         lines=(headline(plan),),
         tiles=(
