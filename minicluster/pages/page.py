@@ -36,16 +36,38 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """Text with a tone: good, bad, open or bold."""
+
+    text: str
+    tone: str
+
+    def __str__(self) -> str:
+        """Return the text alone."""
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table of figures, words in its first column; a row has as many cells as *heads*."""
+    """
+    A table of figures, words in its first column.
+
+    Attributes:
+        heads: of each column; empty: rows without headings, all of words.
+        rows: as many cells as heads each.
+        words: heads of further columns of words, which may wrap.
+        details: heads of columns that a narrow screen leaves out, the first of them first.
+    """
 
     kind: ClassVar[str] = "table"
     heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
+    words: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
     def groups(self) -> tuple[bool, ...]:
         """Say of each row whether a group begins with it: its first word is a new one."""
-        firsts = [row[0].partition(" ")[0] for row in self.rows]
+        firsts = [str(row[0]).partition(" ")[0] for row in self.rows]
         return tuple(
             at > 0 and first != firsts[at - 1] and not first[:1].isdigit()
             for at, first in enumerate(firsts)

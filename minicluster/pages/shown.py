@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
+from minicluster.pages.page import Section
 from minicluster.pages.write import render_parts
 
 if TYPE_CHECKING:
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
-    from minicluster.pages.page import Section
+    from minicluster.pages.page import ChartRow
 
     Columns = Mapping[str, Sequence[object]]
 
 
 @singledispatch
-def sections_of(result: object) -> Sequence[Section]:  # noqa: ARG001  (by its type)
-    """Return what a notebook shows of a result; packages register it for their types."""
+def sections_of(result: object) -> Sequence[Section | ChartRow]:  # noqa: ARG001  (by its type)
+    """
+    Return what is shown of a result, the answer in the first heading.
+
+    Terminal, page and notebook show the same list; packages register it for their types.
+    """
     return ()
 
 
@@ -42,8 +47,9 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        """Return the result as a notebook shows it; `None`: as text."""
-        return render_parts(sections_of(self)) or None
+        """Return the result as a notebook shows it, without charts; `None`: as text."""
+        parts = [part for part in sections_of(self) if isinstance(part, Section)]
+        return render_parts(parts) or None
 
     def to_frame(self) -> DataFrame:
         """

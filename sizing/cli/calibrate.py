@@ -43,12 +43,12 @@ from sizing.evidence.refit.observed import (
 from sizing.latency.calibration import fit_calibration, read_calibration
 from sizing.planner.deployment import measurement_deployment
 from sizing.report.tables import table
+from sizing.report.terminal import print_sections
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
+    from minicluster.pages.page import Section
     from minicluster.specs.model import ModelSpec
     from minicluster.specs.workload import WorkloadSpec
 
@@ -120,7 +120,7 @@ def print_calibration(fitted: CalibrationSpec, out: Path) -> None:
     rows = zip(steps, steps.values(), [*errors, ""], strict=True)
     heads = ("term", "value", "error of the fit")
     title = f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows"
-    talk.print(table(title, heads, rows, left=heads))
+    print_sections([table(title, heads, rows, words=heads)], talk)
     say(f"written: {out}")
 
 
@@ -193,13 +193,13 @@ def _print_refit(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out:
     say(f"constants: {factors}")
     for kind, rows in found.items():
         if rows:
-            talk.print(_errors_table(kind.replace("_", " "), rows))
+            print_sections([_errors_table(kind.replace("_", " "), rows)], talk)
     if not found["held_out"]:
         say("no run was held out: use --hold-out, or --from several times")
     say(f"written: {out}, residuals beside it")
 
 
-def _errors_table(title: str, rows: Sequence[RunResidual]) -> Table:
+def _errors_table(title: str, rows: Sequence[RunResidual]) -> Section:
     """Return the relative errors of a group of runs by statistic, before and after the fit."""
     shown = []
     for metric, statistic in dict.fromkeys((row.metric, row.statistic) for row in rows):

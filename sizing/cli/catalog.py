@@ -60,8 +60,13 @@ def schema(*, as_json: AsJson = False) -> None:
         "to": [_shown(key.maximum) for key in keys],
         "meaning": [key.meaning for key in keys],
     }
-    made = columns_table("scenario keys", columns, left=columns)
-    show([asdict(key) for key in keys], made, as_json=as_json, wide=True)
+    made = columns_table(
+        "scenario keys",
+        columns,
+        words=("type", "unit", "default", "from", "to", "meaning"),
+        details=("from", "to"),
+    )
+    show([asdict(key) for key in keys], made, as_json=as_json)
 
 
 def models(*, as_json: AsJson = False) -> None:
@@ -95,9 +100,8 @@ def models(*, as_json: AsJson = False) -> None:
         "context": [f"{row['max_context_tokens']:,}" for row in rows],
         "weights": [row["weight_dtype"] for row in rows],
     }
-    names = ("name", "hub id")
-    title = "models (names and hub ids are accepted)"
-    show(rows, columns_table(title, columns, left=names, whole=names), as_json=as_json, wide=True)
+    title, details = "models (names and hub ids are accepted)", ("layers", "weights", "hub id")
+    show(rows, columns_table(title, columns, details=details), as_json=as_json)
 
 
 def gpus(*, as_json: AsJson = False) -> None:
@@ -126,9 +130,10 @@ def gpus(*, as_json: AsJson = False) -> None:
         "W": [_scaled(spec.power_w, 1) for spec in specs],
     }
     title = "GPUs (peaks dense, bandwidths one way)"
-    made = columns_table(title, columns | words, left=words, whole=("name",))
+    details = ("source of the peaks", "scale-out\nGB/s", "scale-up\nGB/s", "W")
+    made = columns_table(title, columns | words, words=words, details=details)
     data = [{**asdict(entry.spec), "aliases": list(entry.aliases)} for entry in entries]
-    show(data, made, as_json=as_json, wide=True)
+    show(data, made, as_json=as_json)
 
 
 def _efficiency(spec: GpuSpec) -> str:

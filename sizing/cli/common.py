@@ -10,18 +10,19 @@ from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
-from rich.console import Console, RenderableType
 from typer import Argument, Exit, Option
 
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
+from minicluster.pages.page import Section, Text
 from minicluster.shell import say, talk
 from minicluster.specs.attribute_docs import attribute_docs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from minicluster.pages.page import ChartRow
     from minicluster.plan import Plan
 
 ScenarioFile = Annotated[
@@ -63,9 +64,6 @@ Seed = Annotated[int, Option(help="Seed of arrivals, lengths and routing")]
 
 MAX_REQUESTS = 10_000_000
 """Maximum requests per simulation: a run is bounded by counts, never by seconds."""
-
-WIDTH = 160
-"""Columns of a wide table that is written to a pipe or a file."""
 
 Item = TypeVar("Item")
 
@@ -180,13 +178,11 @@ def print_json(data: object) -> None:
     sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
-def show(data: object, *parts: RenderableType, as_json: bool, wide: bool = False) -> None:
-    """Write *data* as JSON to stdout, or the tables and lines for people that say the same."""
+def show(data: object, *parts: Section | ChartRow | str, as_json: bool) -> None:
+    """Write *data* as JSON to stdout, or the sections and lines for people that say the same."""
     if as_json:
         print_json(data)
         return
-    console = Console()
-    if wide and not console.is_terminal:
-        console = Console(width=max(WIDTH, console.width))
-    for part in parts:
-        console.print(part, highlight=False)
+    from sizing.report.terminal import print_sections
+
+    print_sections(Section("", (Text(part),)) if isinstance(part, str) else part for part in parts)

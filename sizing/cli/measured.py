@@ -50,7 +50,7 @@ def validate(
     from sizing.evidence.evidence import evidence_of, to_json
     from sizing.evidence.validate import COLUMNS, record
     from sizing.evidence.validate import validate as validate_rows
-    from sizing.report.validation import left_out_tables, validation_tables
+    from sizing.report.validation import validation_sections
 
     found = validate_rows(*rows, labels=labels, left_out=left_out or (), progress=tracked)
     if out is not None:
@@ -61,8 +61,7 @@ def validate(
         write_atomically(evidence, to_json(made))
     if found.unit_doubt:
         say(f"sizing: {found.unit_doubt}")
-    tables = [*validation_tables(found.verdicts, found.tried), *left_out_tables(found.left_out)]
-    show(found.as_dict(), *tables, as_json=as_json)
+    show(found.as_dict(), *validation_sections(found), as_json=as_json)
 
 
 def calibrate(  # noqa: PLR0913  (a command's options)

@@ -18,8 +18,7 @@ from minicluster.specs.checks import Options, Whole, one_of
 from sizing.cli.common import AsJson, naming, out_file, show, with_keys
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from minicluster.pages.page import Section
     from minicluster.plan import Plan
     from minicluster.specs.cluster import ClusterSpec
     from minicluster.specs.topology import Inventory, Topology
@@ -121,13 +120,13 @@ def place(
         _warn_of_distance(read, found, topology)
     crossed = None if read is None else crossing(_on(read, spec, topology))
     data = {**asdict(found), "search_s": seconds}
-    parts: list[RenderableType] = [
+    parts: list[Section | str] = [
         cuts_table(found) if isinstance(found, RankPlan) else gpu_groups_table(found)
     ]
     if crossed is not None:
         data["crossing"] = asdict(crossed)
         parts += crossing_lines(crossed)
-    show(data, *parts, as_json=as_json, wide=True)
+    show(data, *parts, as_json=as_json)
 
 
 def _placed(

@@ -26,11 +26,10 @@ from sizing.cli.common import (
     print_json,
     show,
 )
-from sizing.cli.study import Study, study
+from sizing.cli.study import StudyOptions, study
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from minicluster.pages.page import ChartRow, Section
     from minicluster.plan import Plan
     from sizing.planner.plan import ClassPlans
 
@@ -41,7 +40,7 @@ REPLAN_FACTOR = 1.2
 
 @study
 def plan(
-    asked: Study,
+    asked: StudyOptions,
     out: Annotated[Path | None, out_file("Plan file to write")] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -134,15 +133,21 @@ def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> 
 
 
 def _print_plans(found: ClassPlans, written: Path | None, *, verbose: bool) -> None:
-    from sizing.report.plan_screen import choice_line, class_plans_table, plan_details, plan_screen
+    from sizing.report.plan_screen import (
+        choice_sections,
+        next_commands,
+        plan_details,
+        plan_sections,
+    )
 
-    parts: list[RenderableType] = []
-    if found.own:
-        parts += [class_plans_table(found), choice_line(found), ""]
+    parts: list[Section | ChartRow | str] = [*choice_sections(found)]
     for of, built in found.chosen.items():
         if of:
             parts.append(f"Own pools of {of}")
-        parts.append(plan_screen(built, written=_named(written, of), verbose=verbose))
+        parts += [
+            *plan_sections(built),
+            next_commands(built, _named(written, of), verbose=verbose),
+        ]
         if verbose:
             from sizing.network.network_cost import crossing
             from sizing.report.fabric import crossing_lines
@@ -171,15 +176,18 @@ def predict(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Predict TTFT, TPOT, utilisation and capacity of pools that you name."""
     from sizing.planner.predict import predict as predict_pools
-    from sizing.report.plan_screen import prediction_details, prediction_screen
+    from sizing.report.plan_screen import VERBOSE, prediction_details, prediction_sections
+    from sizing.report.tables import facts
     from sizing.scenario import Scenario
 
     inputs = Scenario.load(scenario, overrides or [], calibration)
     with naming(scenario):
         found = predict_pools(inputs, prefill=prefill, decode=decode, mixed=mixed)
-    parts: list[RenderableType] = [prediction_screen(found, inputs)]
+    parts = prediction_sections(found, inputs)
     if verbose:
         parts += prediction_details(found, inputs.scenario.promises)
+    else:
+        parts.append(facts("", [("Next", VERBOSE)]))
     show(asdict(found), *parts, as_json=as_json)
     if not found.meets_slo:
         raise Exit(ExitCode.NEGATIVE)
@@ -190,17 +198,15 @@ def explain(plan: PlanFile, as_json: AsJson = False) -> None:
     from minicluster.plan import read_plan
     from sizing.planner.explanation import explain_plan
     from sizing.report.plan_screen import endpoint_text, lora_text, offload_text
-    from sizing.report.tables import explanation_tables, latency_table
+    from sizing.report.tables import explanation_sections, facts, latency_table
 
     read = read_plan(plan)
     explained = explain_plan(read)
-    tables: list[RenderableType] = [
-        *explanation_tables(explained),
-        latency_table(read.prediction, read.promises),
-    ]
-    tables.append(f"Endpoint: {endpoint_text(read)}")
+    rows = [("Endpoint", endpoint_text(read))]
     if read.engine.kv_offload is not None:
-        tables.append(f"KV offload (Q14): {offload_text(read.engine.kv_offload)}")
+        rows.append(("KV offload (Q14)", offload_text(read.engine.kv_offload)))
     if read.engine.lora is not None:
-        tables.append(f"LoRA: {lora_text(read)}")
-    show(asdict(explained), *tables, as_json=as_json)
+        rows.append(("LoRA", lora_text(read)))
+    limits = latency_table(read.prediction, read.promises)
+    parts = [*explanation_sections(explained), limits, facts("", rows)]
+    show(asdict(explained), *parts, as_json=as_json)

@@ -12,7 +12,7 @@ from typer import Option
 from minicluster.errors import InputError
 from minicluster.specs.scaling import HOLD_S, MARGIN
 from sizing.cli.common import naming, progress
-from sizing.cli.study import Study, study
+from sizing.cli.study import StudyOptions, study
 from sizing.planner.studies.defaults import ATTAINMENT, DECISIONS, INTERVAL_S, THINK_S
 
 ProfileFile = Annotated[
@@ -26,7 +26,7 @@ ProfileFile = Annotated[
 
 @partial(study, jobs=False)
 def capacity(
-    asked: Study,
+    asked: StudyOptions,
     gpus: Annotated[
         str | None,
         Option(
@@ -48,7 +48,7 @@ def capacity(
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
     from sizing.planner.studies import capacity as capacities
-    from sizing.report.questions import capacity_page, capacity_parts
+    from sizing.report.questions import capacity_sections
 
     inputs = asked.load()
     counts = [] if gpus is None else parse_gpus(gpus)
@@ -57,8 +57,7 @@ def capacity(
     with naming(asked.scenario), progress("searching rates") as told:
         counts = counts or [capacities.gpus_within_budgets(inputs)]
         found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
-    name = str(asked.scenario)
-    asked.answer(lambda: capacity_page(name, found), asdict(found), *capacity_parts(found))
+    asked.answer("capacity", asdict(found), capacity_sections(found))
     asked.leave(
         found=any(each.requests_per_s for each in found.points),
         stopped=found.interrupted,
@@ -89,7 +88,7 @@ def parse_gpus(text: str) -> list[int]:
 
 @study
 def day(  # noqa: PLR0913, PLR0917  (a command's options)
-    asked: Study,
+    asked: StudyOptions,
     profile: ProfileFile,
     cold_start_seconds: Annotated[
         float, Option(help="Seconds from the decision for a replica until it answers; measure it")
@@ -117,7 +116,7 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies import day as days
     from sizing.planner.workers import Workers
-    from sizing.report.questions import day_page, day_parts
+    from sizing.report.questions import day_sections
 
     options = days.DayOptions(
         cold_start_s=cold_start_seconds,
@@ -134,13 +133,12 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
         curve = read_profile(file, inputs.scenario.workload.requests_per_s)
         with Workers.instead(asked.jobs) as workers:
             found = days.day(inputs, curve, options, workers=workers, progress=told)
-    name = str(asked.scenario)
-    asked.answer(lambda: day_page(name, found), asdict(found), *day_parts(found))
+    asked.answer("day", asdict(found), day_sections(found))
 
 
 @study
 def split_map(
-    asked: Study,
+    asked: StudyOptions,
     x: Annotated[
         str | None,
         Option(
@@ -157,7 +155,7 @@ def split_map(
     from sizing.planner.studies import split_map as maps
     from sizing.planner.studies.sweep import parse_key
     from sizing.planner.workers import Workers
-    from sizing.report.questions import split_map_page, split_map_parts
+    from sizing.report.questions import split_map_sections
 
     inputs = asked.load()
     first, second = (
@@ -172,8 +170,7 @@ def split_map(
         found = maps.split_map(inputs, first, second, workers=workers, progress=told)
     points = [asdict(each) | {"saved_fraction": each.saved_fraction} for each in found.points]
     data: dict[str, Any] = asdict(found) | {"points": points}
-    name = str(asked.scenario)
-    asked.answer(lambda: split_map_page(name, found), data, *split_map_parts(found))
+    asked.answer("split-map", data, split_map_sections(found))
     asked.leave(
         found=any(each.split_gpus or each.mixed_gpus for each in found.points),
         stopped=found.interrupted,
@@ -183,7 +180,7 @@ def split_map(
 
 @study
 def decisions(
-    asked: Study,
+    asked: StudyOptions,
     only: Annotated[
         str,
         Option(help="Names in place of all, by commas: " + ", ".join(DECISIONS)),
@@ -193,7 +190,7 @@ def decisions(
     from sizing.planner.studies import decisions as changed_plans
     from sizing.planner.studies.result import result_json
     from sizing.planner.workers import Workers
-    from sizing.report.questions import decisions_page, decisions_parts
+    from sizing.report.questions import decisions_sections
 
     inputs = asked.load()
     with naming(asked.scenario), progress("planning") as told:
@@ -210,8 +207,7 @@ def decisions(
         "decisions": rows,
         "interrupted": found.interrupted,
     }
-    name = str(asked.scenario)
-    asked.answer(lambda: decisions_page(name, found), data, *decisions_parts(found))
+    asked.answer("decisions", data, decisions_sections(found))
     asked.leave(
         found=any(each.plans for each in (found.base, *(row.result for row in found.rows))),
         stopped=found.interrupted,

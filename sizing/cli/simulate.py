@@ -27,9 +27,7 @@ from sizing.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
+    from minicluster.pages.page import ChartRow, Section
     from minicluster.plan import Plan, StepModel
     from minicluster.workload.arrivals import Arrivals
     from minicluster.workload.engine_steps import EngineSteps
@@ -90,13 +88,7 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
     from minicluster.workload.sources import RequestSource
     from sizing.evidence.refit.engine_steps import paces, timed_steps
     from sizing.evidence.refit.pace import simulated_at_pace
-    from sizing.report.simulation import (
-        pools_table,
-        simulated_table,
-        simulation_json,
-        simulation_summary,
-        write_requests,
-    )
+    from sizing.report.simulation import simulation_json, simulation_sections, write_requests
     from sizing.simulation.planned import simulate as simulate_requests
 
     planned = with_overrides(read_plan(plan), overrides or [], str(plan))
@@ -130,21 +122,18 @@ def simulate(  # noqa: PLR0913, PLR0917  (a command's options)
         outcome = simulated_at_pace(planned.step_model, kept_steps, run)
     if out is not None:
         write_requests(outcome, out)
-    parts: tuple[RenderableType, ...] = (
-        simulated_table(outcome, planned.promises),
-        simulation_summary(outcome),
-        pools_table(outcome),
-    )
+    parts: list[Section | ChartRow | str] = [*simulation_sections(outcome, planned.promises)]
     classes = [each.name for each in planned.workload.classes] if trace is None else []
     found = simulation_json(outcome, classes)
     found["misses"] = _misses(planned, outcome, classes)
     if kept_steps is not None:
         pace_of = paces(planned.step_model, timed_steps(kept_steps))
         found["pace"] = {role: asdict(pace) for role, pace in pace_of.items()}
-        parts = (*(pace_text(role, pace) for role, pace in pace_of.items()), *parts)
+        parts = [*(pace_text(role, pace) for role, pace in pace_of.items()), *parts]
     if by_capacity:
-        curve, drawn = _by_capacity(planned, outcome, source)
-        found["hit_rate_by_capacity"], parts = curve, (*parts, drawn)
+        curve, section = _by_capacity(planned, outcome, source)
+        found["hit_rate_by_capacity"] = curve
+        parts.append(section)
     show(found, *parts, as_json=as_json)
     if found["misses"]:
         raise typer.Exit(Exit.NEGATIVE)
@@ -204,7 +193,7 @@ def pace_text(role: str, pace: Pace) -> str:
 
 def _by_capacity(
     plan: Plan, outcome: Outcome, source: RequestSource | Arrivals
-) -> tuple[list[dict[str, float]], Table]:
+) -> tuple[list[dict[str, float]], Section]:
     """Return prefix hits by capacity, from an eighth of the KV cache of a replica's batch on."""
     from minicluster.engine_model.kv_cache import kv_bytes_per_token
     from minicluster.engine_model.planned_limits import planned_limits
@@ -244,15 +233,13 @@ def losses(
     """Simulate the plan whole, and with one replica less in each pool (N+1)."""
     from minicluster.plan import read_plan
     from sizing.planner.studies.loss import losses as lost_replicas
-    from sizing.report.study import losses_note, losses_table
+    from sizing.report.study import losses_section
 
     planned = read_plan(plan)
     _check_run(requests, seed)
     simulated = lost_replicas(planned, requests=requests, seed=seed)
     found = list(tracked(simulated, "simulating", total=1 + len(planned.pools)))
-    parts: list[RenderableType] = [losses_table(found, planned.slo.percentile)]
-    if planned.confidence is not None:
-        parts.append(losses_note(planned.confidence))
-    show([asdict(each) for each in found], *parts, as_json=as_json, wide=True)
+    section = losses_section(found, planned.slo.percentile, planned.confidence)
+    show([asdict(loss) for loss in found], section, as_json=as_json)
     if not all(each.holds for each in found):
         raise typer.Exit(Exit.NEGATIVE)

@@ -24,7 +24,7 @@ from sizing.cli.common import (
     show,
     tracked,
 )
-from sizing.cli.study import Study, study
+from sizing.cli.study import StudyOptions, study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,9 +66,14 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Compare the plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import OBJECTIVES, answer_line, cheapest, result_json
+    from sizing.planner.studies.result import (
+        OBJECTIVES,
+        answer_line,
+        cheapest,
+        result_json,
+    )
     from sizing.planner.workers import Workers
-    from sizing.report.study import comparison_lines, comparison_table
+    from sizing.report.study import comparison_sections
 
     one_of(OBJECTIVES, **{"--by": by})
     prices = dict(_price(each) for each in price or [])
@@ -92,9 +97,9 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         "best": best.label if best else None,
         "answers": [result_json(result) for result in results],
     }
-    first = [] if best is None else [answer_line(results, by)]
-    compared = comparison_table(results, rows[0][2].scenario.slo.percentile)
-    show(data, *first, compared, *comparison_lines(results), as_json=as_json, wide=True)
+    headline = "None has a plan" if best is None else answer_line(results, by)
+    compared = comparison_sections(results, rows[0][2].scenario.slo.percentile, headline)
+    show(data, *compared, as_json=as_json)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
 
@@ -162,7 +167,7 @@ def _price(text: str) -> tuple[str, float]:
 
 @study
 def sweep(
-    asked: Study,
+    asked: StudyOptions,
     key: Annotated[
         list[str] | None,
         Option(
@@ -175,7 +180,7 @@ def sweep(
     from sizing.planner.studies.result import result_json
     from sizing.planner.studies.sweep import parse_key, points
     from sizing.planner.workers import Workers
-    from sizing.report.study import sweep_page, sweep_table
+    from sizing.report.study import sweep_sections
 
     keys = [parse_key(each) for each in key or []]
     combinations = points(keys)
@@ -198,17 +203,13 @@ def sweep(
         {"values": dict(each.split("=", 1) for each in combination), **result_json(result)}
         for combination, result in zip(combinations, results, strict=True)
     ]
-    asked.answer(
-        lambda: sweep_page(str(asked.scenario), keys, combinations, results),
-        data,
-        sweep_table(keys, combinations, results),
-    )
+    asked.answer("sweep", data, sweep_sections(keys, combinations, results))
     found = any(result.plans for result in results)
     asked.leave(found=found, stopped=stopped, so_far="the points so far")
 
 
 def _read_points(
-    asked: Study, combinations: Sequence[tuple[str, ...]]
+    asked: StudyOptions, combinations: Sequence[tuple[str, ...]]
 ) -> list[Inputs | InputError]:
     """Read the scenario at every point; an error in all of them is one of the scenario."""
     from minicluster.plan import Inputs
@@ -240,7 +241,7 @@ def _planned(point: tuple[Inputs | InputError, str]) -> StudyResult:
 
 @partial(study, jobs=False)
 def pareto(
-    asked: Study,
+    asked: StudyOptions,
     by: Annotated[
         str, Option(help="Cost: gpus, usd (per million output tokens) or watts")
     ] = "gpus",
@@ -249,7 +250,7 @@ def pareto(
     from sizing.planner.studies.cost import require_price
     from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
     from sizing.planner.studies.result import OBJECTIVES
-    from sizing.report.study import front_table, pareto_page
+    from sizing.report.study import pareto_sections
 
     one_of(OBJECTIVES, **{"--by": by})
     inputs, name = asked.load(), str(asked.scenario)
@@ -269,8 +270,7 @@ def pareto(
             raise NegativeAnswer(f"{name}: no configuration carries the load")
         points = sort_design_points(found)
         drawn = fronts(points, by=by)
-    tables = [front_table(front, points) for front in drawn]
-    asked.answer(lambda: pareto_page(name, points, drawn), _pareto_json(points, drawn), *tables)
+    asked.answer("pareto", _pareto_json(points, drawn), pareto_sections(points, drawn))
     asked.leave(found=True, stopped=stopped, so_far="the configurations so far")
 
 
@@ -325,7 +325,7 @@ def long_context(
 ) -> None:
     """Count the GPUs that hold the TTFT of one long prompt, by compute and by the whole model."""
     from sizing.planner.studies.long_context import find_rule, long_prompt
-    from sizing.report.long_context import long_context_parts
+    from sizing.report.long_context import long_context_sections
     from sizing.scenario import Scenario
 
     inputs = Scenario.load(scenario, overrides or [], None)
@@ -345,7 +345,7 @@ def long_context(
         "preset": asdict(rule),
         "prompts": [asdict(each) for each in found],
     }
-    show(data, *long_context_parts(inputs, found, rule), as_json=as_json)
+    show(data, *long_context_sections(inputs, found, rule), as_json=as_json)
 
 
 def parse_slicing(text: str) -> Slicing:

@@ -23,16 +23,14 @@ from sizing.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from rich.console import RenderableType
-
-    from minicluster.pages.page import Page
+    from minicluster.pages.page import ChartRow, Section
     from sizing.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class StudyOptions:
     """One scenario, and how its answer is wanted: the options of every study."""
 
     scenario: ScenarioFile
@@ -48,13 +46,16 @@ class Study:
 
         return Scenario.load(self.scenario, [*(self.overrides or []), *more], self.calibration)
 
-    def answer(self, page: Callable[[], Page], data: object, *parts: RenderableType) -> None:
-        """Write the page where one is asked for, and print the answer."""
+    def answer(self, study: str, data: object, parts: Iterable[Section | ChartRow]) -> None:
+        """Write the page of a *study* where one is asked for, and print the answer."""
+        sections = list(parts)
         if self.html is not None:
             from minicluster.pages.write import write_page
+            from sizing.report.tables import answer_page
 
-            write_page(self.html, page())
-        show(data, *parts, as_json=self.as_json, wide=True)
+            title, footer = f"{self.scenario}: {study}", f"sizing {study}"
+            write_page(self.html, answer_page(sections, title=title, footer=footer))
+        show(data, *sections, as_json=self.as_json)
 
     @staticmethod
     def leave(*, found: bool, stopped: bool, so_far: str) -> None:
@@ -67,33 +68,31 @@ class Study:
 
 def study(command: Callable[..., None], *, jobs: bool = True) -> Callable[..., None]:
     """
-    Give a command the options of `Study`, in place of its first parameter.
+    Give a command the options of `StudyOptions`, in place of its first parameter.
 
     Args:
         jobs: whether it has `--jobs`: its simulations do not all wait for each other.
     """
-    hints = get_type_hints(Study, include_extras=True)
-    shared = [
+    hints = get_type_hints(StudyOptions, include_extras=True)
+    first, *others = [
         inspect.Parameter(
             key.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if key.default is MISSING else key.default,
             annotation=hints[key.name],
         )
-        for key in fields(Study)
+        for key in fields(StudyOptions)
         if jobs or key.name != "jobs"
     ]
     own = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for option in list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     ]
-    names = [each.name for each in shared]
 
     @wraps(command)
-    def run(**given: Any) -> None:  # noqa: ANN401  (a command's options)
-        asked = Study(**{name: given.pop(name) for name in names})
-        command(asked, **given)
+    def run(**options: Any) -> None:  # noqa: ANN401  (a command's options)
+        shared = StudyOptions(**{key.name: options.pop(key.name) for key in (first, *others)})
+        command(shared, **options)
 
-    first, *others = shared
     give_options(run, [first, *own, *others])
     return run

@@ -59,7 +59,7 @@ def train(
     if ranked:
         data["layouts"] = [asdict(each) for each in ranked]
         tables.insert(0, layouts_table(ranked))
-    show(data, *tables, as_json=as_json, wide=True)
+    show(data, *tables, as_json=as_json)
     if not found.fits:
         raise NegativeAnswer(
             f"{found.memory_bytes / 1e9:.1f} GB a GPU do not fit the"
@@ -102,4 +102,4 @@ def _print_rule(
         f" {found.gpu_hours:,.0f} GPU-hours; {found.weight_bytes / 1e9:,.0f} GB of 32-bit weights,"
         f" about {found.memory_bytes / 1e9:,.0f} GB to train"
     )
-    show(asdict(found), said, as_json=as_json, wide=True)
+    show(asdict(found), said, as_json=as_json)

@@ -39,7 +39,7 @@ WINDOW, LASTS = "1h", "15m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class AcceptanceTest:
     """
     A plan as a test that both sides can run.
 
@@ -58,14 +58,14 @@ class Acceptance:
         return f"loadtest run plan.json --requests {self.requests} --seed {SEED}"
 
 
-def acceptance(plan: Plan) -> Acceptance:
+def acceptance(plan: Plan) -> AcceptanceTest:
     """Return the test of a plan: its load, and as many requests as prove its limits."""
     requests = requests_to_judge(plan.workload, plan.inputs.scenario.slo)
     run_s = requests / plan.workload.requests_per_s
-    return Acceptance(plan=plan, requests=requests, run_s=run_s)
+    return AcceptanceTest(plan=plan, requests=requests, run_s=run_s)
 
 
-def acceptance_files(test: Acceptance) -> dict[str, str]:
+def acceptance_files(test: AcceptanceTest) -> dict[str, str]:
     """Return the pack's files by name, without its page."""
     script = (
         "#!/bin/sh\n"
@@ -117,7 +117,7 @@ def _rule(name: str, expression: str, summary: str) -> dict[str, Any]:
     }
 
 
-def acceptance_page(test: Acceptance) -> Page:
+def acceptance_page(test: AcceptanceTest) -> Page:
     """Return the page of the pack: what is accepted, by which test, with which outcome."""
     plan = test.plan
     limits = [

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 from minicluster.pages.figure import Figure, axis, log_axis
 from minicluster.pages.latency import HEADROOM
-from minicluster.pages.page import ChartRow, Page
+from minicluster.pages.page import ChartRow, Page, Section
 from minicluster.units import seconds
 from sizing.network.rail_only_study import BATCHES, RailOnlyResult, Saving, Shares, Sweep
 from sizing.report.study import series_figure
-from sizing.report.tables import columns_table, facts_table, table
+from sizing.report.tables import columns_table, facts, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from rich.table import Table
 
     from minicluster.specs.topology import Topology
     from sizing.latency.collectives import LeftOut
@@ -32,7 +30,7 @@ SHOWN = 1e9
 """Bytes of a gigabyte: bandwidths are shown in GB/s."""
 
 
-def topology_table(found: Topology) -> Table:
+def topology_table(found: Topology) -> Section:
     """Return one row per tier, the innermost first."""
     tiers = found.tiers
     columns = {
@@ -47,7 +45,7 @@ def topology_table(found: Topology) -> Table:
     return columns_table(f"{found.name}: {found.gpus:,} GPUs", columns)
 
 
-def answer_table(found: CollectiveResult) -> Table:
+def answer_table(found: CollectiveResult) -> Section:
     """Return the time of one collective and its parts."""
     spans = " x ".join(f"{count} {name}" for name, count in found.spans.items())
     rows = [
@@ -59,10 +57,10 @@ def answer_table(found: CollectiveResult) -> Table:
         ("bus bandwidth", f"{found.bus_bytes_per_s / SHOWN:.4g} GB/s"),
     ]
     title = f"{found.pattern} of {found.group} GPUs, {found.size_bytes:,.0f} bytes"
-    return facts_table(title, rows)
+    return facts(title, rows)
 
 
-def left_out_table(found: Sequence[LeftOut]) -> Table:
+def left_out_table(found: Sequence[LeftOut]) -> Section:
     """Return each measured point beside its interpolation from the other points."""
     known = {True: " (known outlier)", False: ""}
     columns = {
@@ -76,7 +74,7 @@ def left_out_table(found: Sequence[LeftOut]) -> Table:
     return columns_table("Each point from the others of its table", columns)
 
 
-def bill_table(found: Bill) -> Table:
+def bill_table(found: Bill) -> Section:
     """Return a bill of materials."""
     per_tier = " + ".join(f"{count:,}" for count in found.switches_per_tier)
     spare = f", {found.spare_switches} of them spare" if found.spare_switches else ""
@@ -96,10 +94,10 @@ def bill_table(found: Bill) -> Table:
         counts = f"{other.switches} switches, {other.transceivers} transceivers"
         rows.append((f"or {other.name}", f"{counts}: {other.note}"))
     title = f"{found.kind} of {found.gpus:,} GPUs, HB {found.hb_size}, radix {found.radix}"
-    return facts_table(title, rows, caption="; ".join(found.notes) or None)
+    return facts(title, rows, found.notes)
 
 
-def built_table(found: BuiltBill) -> Table:
+def built_table(found: BuiltBill) -> Section:
     """Return the bill of materials of a network as it was built."""
     tiers = found.details
     ratios = [tier.oversubscription for tier in tiers]
@@ -119,7 +117,7 @@ def built_table(found: BuiltBill) -> Table:
     return columns_table(title, columns)
 
 
-def collisions_table(found: Sequence[Collisions]) -> Table:
+def collisions_table(found: Sequence[Collisions]) -> Section:
     """Return the collisions of hashed flows, one row per number of flows."""
     columns = {
         "flows": [str(one.hashing.flows) for one in found],
@@ -136,7 +134,7 @@ def collisions_table(found: Sequence[Collisions]) -> Table:
     return columns_table(title, columns)
 
 
-def study_tables(found: RailOnlyResult) -> Iterator[Table]:
+def study_tables(found: RailOnlyResult) -> Iterator[Section]:
     """Yield the rail-only study: HB sizes, traffic, savings."""
     for sweep in found.hb_sweeps:
         points = sweep.points
@@ -170,10 +168,10 @@ def study_tables(found: RailOnlyResult) -> Iterator[Table]:
     }
     low, high = found.savings_range
     title = f"Rail-only saves {low:.1%} to {high:.1%}"
-    yield columns_table(title, columns, caption="; ".join(found.warnings) or None)
+    yield columns_table(title, columns, notes=found.warnings)
 
 
-def cuts_table(found: RankPlan) -> Table:
+def cuts_table(found: RankPlan) -> Section:
     """Return one row per tier: the ring and pipeline edges that cross it."""
     cuts = found.cuts
     columns = {
@@ -189,7 +187,7 @@ def cuts_table(found: RankPlan) -> Table:
     return columns_table(f"{len(found.ranks):,} ranks; ring edges cut: {verdict}", columns)
 
 
-def gpu_groups_table(found: PoolPlan) -> Table:
+def gpu_groups_table(found: PoolPlan) -> Section:
     """Return one row per replica, stage and node with its GPUs."""
     verdict = "optimal, proved by the bound" if found.optimal else "not proved optimal"
     meeting = ", ".join(f"{t} {x:.0%}" for t, x in found.meeting_fraction.items() if x)
@@ -206,7 +204,7 @@ def gpu_groups_table(found: PoolPlan) -> Table:
             nodes.setdefault(node, []).append(str(gpu))
         at = (group.role, str(group.replica), str(group.stage))
         rows += [(*at, node, " ".join(gpus)) for node, gpus in nodes.items()]
-    return table(title, ("role", "replica", "stage", "node", "GPUs"), rows, left=("node", "GPUs"))
+    return table(title, ("role", "replica", "stage", "node", "GPUs"), rows, words=("node", "GPUs"))
 
 
 def crossing_lines(found: Crossing) -> list[str]:

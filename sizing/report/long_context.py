@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Column, Table
-
+from minicluster.pages.page import Section, Text
 from minicluster.units import seconds
 from sizing.planner.studies.long_context import (
     SIZES,
@@ -20,8 +19,6 @@ from sizing.report.tables import table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import RenderableType
-
     from minicluster.plan import Inputs
 
 SPENT = {
@@ -32,18 +29,18 @@ SPENT = {
 """Headings of the groups of terms of a token that are shown."""
 
 
-def long_context_parts(
+def long_context_sections(
     inputs: Inputs, found: Sequence[LongPrompt], rule: ComputeRule
-) -> Iterator[RenderableType]:
+) -> Iterator[Section]:
     """Yield the whole answer: the system, the three tables, and the lines below them."""
-    yield f"{inputs.model.id}, {inputs.model.weight_dtype}, on {inputs.gpu.name}"
+    yield Section(f"{inputs.model.id}, {inputs.model.weight_dtype}, on {inputs.gpu.name}", ())
     yield long_context_table(found, inputs.scenario.slo.ttft_s)
     yield token_table(found[0])
     yield answers_table(found, rule, inputs.cluster.max_gpus)
-    yield from long_context_lines(inputs, found, rule)
+    yield Section("", tuple(map(Text, long_context_lines(inputs, found, rule))))
 
 
-def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
+def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Section:
     """Return TTFT by layout and length; values that hold the limit are marked."""
     rows = []
     for layouts in zip(*(each.layouts for each in found), strict=True):
@@ -57,18 +54,14 @@ def long_context_table(found: Sequence[LongPrompt], limit_s: float) -> Table:
         rows.append((layouts[0].layout, str(layouts[0].gpus), *cells, tpot))
     return table(
         f"TTFT of one prompt in an empty system; * within {seconds(limit_s)}",
-        _layout_heads("GPUs", *(f"{each.tokens:,}" for each in found), "TPOT"),
+        ("layout", "GPUs", *(f"{each.tokens:,}" for each in found), "TPOT"),
         rows,
-        caption="TPOT: of one sequence after the shortest and the longest prompt",
-        caption_justify="left",
+        details=("GPUs",),
+        notes=["TPOT: of one sequence after the shortest and the longest prompt"],
     )
 
 
-def _layout_heads(*heads: str) -> list[Column]:
-    return [Column("layout"), *(Column(head, justify="right", no_wrap=True) for head in heads)]
-
-
-def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -> Table:
+def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -> Section:
     """Return the GPUs needed by the rule and by the model."""
     rows = []
     for each in found:
@@ -85,11 +78,11 @@ def answers_table(found: Sequence[LongPrompt], rule: ComputeRule, budget: int) -
                 *model,
             )
         )
-    heads = ("PFLOP", f"{rule.name}: exactly", rule.name, "model", "TTFT", "layout")
-    return table("GPUs needed", (Column("tokens", justify="right"), *heads), rows, left=("layout",))
+    heads = ("tokens", "PFLOP", f"{rule.name}: exactly", rule.name, "model", "TTFT", "layout")
+    return table("GPUs needed", heads, rows, words=("layout",))
 
 
-def token_table(found: LongPrompt) -> Table:
+def token_table(found: LongPrompt) -> Section:
     """Return the terms of one token by layout, after one prompt length."""
     libraries = sorted({name for each in found.layouts for name in each.tpot_by_library_s})
     rows = []
@@ -99,7 +92,7 @@ def token_table(found: LongPrompt) -> Table:
         spent = (*named, each.tpot_s - sum(named), each.tpot_s, *others)
         cells = ("" if value is None else f"{value * 1e3:.1f}" for value in spent)
         rows.append((each.layout, *cells))
-    heads = _layout_heads(*SPENT.values(), "rest", "TPOT", *(f"by {name}" for name in libraries))
+    heads = ("layout", *SPENT.values(), "rest", "TPOT", *(f"by {name}" for name in libraries))
     title = f"Decode of one sequence after {found.tokens:,} tokens, ms a token"
     return table(title, heads, rows)
 

@@ -19,7 +19,7 @@ from sizing.report.plan_screen import (
     rate_text,
 )
 from sizing.report.simulation import simulation_summary
-from sizing.report.tables import data_table, latency_table, layout_table, titled_section
+from sizing.report.tables import latency_table, layout_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,20 +40,20 @@ def plan_page(plan: Plan) -> Page:
         *answer_facts(plan),
         *evidence_facts(plan),
         *detail_facts(plan),
-        ("Predicted by", simulation_summary(outcome).plain),
+        ("Predicted by", "\n".join(simulation_summary(outcome))),
     )
     over_time = over_time_figures(plan, outcome)
     fronts = front_figures(design_points(plan.inputs, plan), plan)
-    pools = data_table(layout_table(plan.pools, plan.prediction))
+    layout = layout_table(plan.pools, plan.prediction)
     return Page(
         title=headline(plan),
         headline=headline(plan),
         lines=(_asked(plan),),
         tiles=tuple(plan_tiles(plan)),
         parts=(
-            titled_section(latency_table(plan.prediction, plan.promises)),
+            latency_table(plan.prediction, plan.promises),
             ChartRow(tuple(latency_figures(plan, outcome, slowed))),
-            Section("Layout", (layout_grid(plan), pools)),
+            Section(layout.title, (layout_grid(plan), *layout.blocks)),
             ChartRow((*over_time, *fronts)),
             Section("Assumptions and errors", (FactTable(facts),)),
             Section("Sources of the numbers", (FactTable(tuple(_source_rows(plan))),)),

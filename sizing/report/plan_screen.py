@@ -1,4 +1,4 @@
-"""The terminal screen of a plan or of predicted pools: answer, evidence, next commands."""
+"""A plan or predicted pools as sections: answer, evidence, details, next commands."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.table import Column, Table
-from rich.text import Text
-
 from minicluster.engine_model.planned_limits import planned_lora
+from minicluster.pages.page import ChartRow, DataTable, FactTable, Section
+from minicluster.pages.shown import sections_of
 from minicluster.plan import Inputs, KvOffload, Plan, Pool, Prediction, Validation, to_json
+from minicluster.specs.slo import SloSpec
 from minicluster.units import gigabytes, seconds
 from sizing.catalog.endpoint import endpoint_cost
 from sizing.latency.memory import slot_bytes
 from sizing.network.network_cost import Spanning, spanning
+from sizing.planner.plan import ClassPlans
+from sizing.planner.predict import PoolPrediction
 from sizing.planner.studies.cost import Running, running
 from sizing.planner.studies.result import layout_of
 from sizing.report.tables import (
     columns_table,
+    facts,
     free_gpus,
     interval,
     latency_table,
@@ -35,41 +37,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from minicluster.pages.page import Cell
     from minicluster.plan.prediction import Confidence
-    from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import RequestClass, WorkloadSpec
-    from sizing.planner.plan import ClassPlans, Planned
-    from sizing.planner.predict import PoolPrediction
+    from sizing.planner.plan import Planned
 
 
-def plan_screen(plan: Plan, *, written: Path | None, verbose: bool = False) -> Group:
-    """
-    Return the default screen of a plan.
-
-    Args:
-        written: the file that holds the plan; `None` if it was not written.
-        verbose: whether `plan_details` follow; the screen does not advertise `--verbose` then.
-    """
-    blank = Text("")
-    return Group(
-        Text(headline(plan), style="bold"),
-        blank,
-        pool_rows(plan.pools, plan.prediction, unit=_unit(plan.inputs)),
-        blank,
-        latency_rows(plan.prediction, plan.promises),
-        _facts(answer_facts(plan)),
-        blank,
-        _facts(evidence_facts(plan)),
-        blank,
-        _facts([("Next", "\n".join(_next_commands(plan, written, verbose=verbose)))]),
-    )
+@sections_of.register(Plan)
+def plan_sections(plan: Plan) -> list[Section | ChartRow]:
+    """Return the answer: pools, latencies beside limits, what it depends and rests on."""
+    pools = pool_rows(plan.pools, plan.prediction, unit=_unit(plan.inputs))
+    latencies = latency_rows(plan.prediction, plan.promises)
+    return [
+        Section(headline(plan), (pools,)),
+        Section("", (latencies, FactTable(tuple(answer_facts(plan))))),
+        facts("", evidence_facts(plan)),
+    ]
 
 
-def plan_details(plan: Plan) -> Iterator[RenderableType]:
-    """Yield what `--verbose` adds to a plan's screen: every limit, percentile and factor."""
-    yield layout_table(plan.pools, plan.prediction)
-    yield latency_table(plan.prediction, plan.promises)
-    yield _facts(detail_facts(plan))
+VERBOSE = "--verbose shows TTFT by phase, batch limits and all percentiles"
+"""What to ask next of predicted pools."""
+
+
+def plan_details(plan: Plan) -> list[Section]:
+    """Return every limit, percentile and factor of a plan."""
+    return [
+        layout_table(plan.pools, plan.prediction),
+        latency_table(plan.prediction, plan.promises),
+        facts("", detail_facts(plan)),
+    ]
 
 
 def detail_facts(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -85,40 +81,42 @@ def detail_facts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "Simulated", text
 
 
-def prediction_screen(found: PoolPrediction, inputs: Inputs) -> Group:
-    """Return the default screen of predicted pools."""
-    predicted, scenario, unit = found.prediction, inputs.scenario, _unit(inputs)
+@sections_of.register(PoolPrediction)
+def prediction_sections(
+    found: PoolPrediction, inputs: Inputs | None = None
+) -> list[Section | ChartRow]:
+    """
+    Return the verdict of predicted pools, their latencies, and what stands behind them.
+
+    Args:
+        inputs: what they were predicted of; `None`: limits are not shown, nor the network.
+    """
+    predicted, unit = found.prediction, "GPU" if inputs is None else _unit(inputs)
     size = _count(sum(pool.gpus for pool in found.pools), unit)
-    load = f"{size} at {rate_text(found.workload)}"
-    verdicts = [Text(f"SLO missed: {miss}", style="bold red") for miss in found.misses]
-    facts = [
-        *([("Load", rate_text(found.workload))] if found.workload.has_users else []),
-        _capacity(predicted),
-        *_network(found.pools, found.spanning, inputs.cluster.gpus_per_hb_domain),
+    title = f"SLO met: {size} at {rate_text(found.workload)}"
+    if found.misses:
+        title = "\n".join(f"SLO missed: {miss}" for miss in found.misses)
+    rows = [("Load", rate_text(found.workload))] if found.workload.has_users else []
+    rows.append(_capacity(predicted))
+    slos = {"": SloSpec()}
+    if inputs is not None:
+        rows += _network(found.pools, found.spanning, inputs.cluster.gpus_per_hb_domain)
+        slos = inputs.scenario.promises
+    return [
+        Section(title, (pool_rows(found.pools, predicted, unit=unit),)),
+        Section("", (latency_rows(predicted, slos), FactTable(tuple(rows)))),
+        facts("", [("Measured", measured(found.validated_on))]),
     ]
-    blank = Text("")
-    return Group(
-        *(verdicts or [Text(f"SLO met: {load}", style="bold")]),
-        blank,
-        pool_rows(found.pools, predicted, unit=unit),
-        blank,
-        latency_rows(predicted, scenario.promises),
-        _facts(facts),
-        blank,
-        _facts([("Measured", measured(found.validated_on))]),
-        blank,
-        _facts([("Next", "--verbose shows TTFT by phase, batch limits and all percentiles")]),
-    )
 
 
-def prediction_details(found: PoolPrediction, slos: Mapping[str, SloSpec]) -> tuple[Table, ...]:
-    """Return what `--verbose` adds to predicted pools: limits, percentiles, phases of TTFT."""
+def prediction_details(found: PoolPrediction, slos: Mapping[str, SloSpec]) -> list[Section]:
+    """Return limits, percentiles, and phases of TTFT of predicted pools."""
     predicted = found.prediction
-    return (
+    return [
         layout_table(found.pools, predicted),
         latency_table(predicted, slos),
         parts_table(predicted),
-    )
+    ]
 
 
 def measured(found: Validation) -> str:
@@ -126,41 +124,43 @@ def measured(found: Validation) -> str:
     return f"{found.num_rows} rows: {found.note}" if found.num_rows else found.note
 
 
-def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> Table:
+def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> DataTable:
     """Return one row per pool: replicas, GPUs (or cores, the *unit*), load, bottleneck."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for pool in pools:
-        spare = f", {pool.spare_replicas} spare" if pool.spare_replicas else ""
-        table.add_row(
+    rows = (
+        (
             pool_name(pool, pools),
-            f"{pool.replicas} x TP{sliced(pool)}{spare}",
+            f"{pool.replicas} x TP{sliced(pool)}"
+            + (f", {pool.spare_replicas} spare" if pool.spare_replicas else ""),
             _count(pool.gpus, unit),
             f"{prediction.utilisation_fraction[pool.role]:.0%} of capacity",
             f"bound by {prediction.bottleneck[pool.role]}",
         )
-    return table
+        for pool in pools
+    )
+    return DataTable((), tuple(rows))
 
 
-def latency_rows(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
+def latency_rows(prediction: Prediction, slos: Mapping[str, SloSpec]) -> DataTable:
     """
     Return one row per limit: the latency at the SLO's percentile, its interval, the verdict.
 
     Limits of several classes of requests follow one another.
     """
-    table = Table.grid(Column(), Column(justify="right"), padding=(0, 2, 0, 0))
+    rows = []
     for of, slo in slos.items():
         limits = slo.limits_s
-        for name in ("ttft", "tpot", *(each for each in ("itl", "e2e") if each in limits)):
+        for name in ("ttft", "tpot", *(extra for extra in ("itl", "e2e") if extra in limits)):
             latency = prediction.latency(name, of)
             value_s, around = latency.at(slo.percentile), interval(latency, slo.percentile)
-            said = Text()
+            beside: str | Cell = ""
             if name in limits:
-                limit_s = limits[name]
-                said = verdict(holds=value_s <= limit_s, limit=f"SLO < {seconds(limit_s)}: ")
-            interval_said = f"80% interval {around}" if around else ""
+                limit = f"SLO < {seconds(limits[name])}: "
+                beside = verdict(holds=value_s <= limits[name], limit=limit)
             label = f"{of} {name.upper()} {slo.percentile}".strip()
-            table.add_row(label, seconds(value_s), interval_said, said)
-    return table
+            rows.append(
+                (label, seconds(value_s), f"80% interval {around}" if around else "", beside)
+            )
+    return DataTable((), tuple(rows))
 
 
 def headline(plan: Plan) -> str:
@@ -333,31 +333,44 @@ def _confidence(found: Confidence | None) -> str:
     return f"{found.fraction:.0%} that the SLO holds: {simulated}"
 
 
-def _next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Iterator[str]:
+def next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Section:
+    """
+    Return what to do with a plan.
+
+    Args:
+        written: the file that holds the plan; `None` if it was not written.
+        verbose: whether `plan_details` are shown; `--verbose` is not advertised then.
+    """
     name = "plan.json" if written is None else str(written)
+    lines = []
     if written is None:
-        yield f"the same command with -o {name} writes the plan; then"
+        lines.append(f"the same command with -o {name} writes the plan; then")
     commands = {f"sizing explain {name}": "each term of the prediction"}
     if plan.deployable.ok and plan.inputs.engine.deployable:
         commands[f"serving up {name}"] = "deploys the plan"
     elif not plan.inputs.engine.deployable:
         commands[f"sizing export {name}"] = f"writes the commands of {plan.engine.name}"
     width = max(map(len, commands))
-    yield from (f"{command:{width}}  {effect}" for command, effect in commands.items())
+    lines += [f"{command:{width}}  {effect}" for command, effect in commands.items()]
     if not verbose:
-        yield "--verbose shows batch limits, KV cache, all percentiles and more"
+        lines.append("--verbose shows batch limits, KV cache, all percentiles and more")
+    return facts("", [("Next", "\n".join(lines))])
 
 
-def _facts(rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table.grid(Column(min_width=10), Column(), padding=(0, 2, 0, 0))
-    for label, text in rows:
-        table.add_row(Text(label), Text(text))
-    return table
+@sections_of.register(ClassPlans)
+def classes_sections(found: ClassPlans) -> list[Section | ChartRow]:
+    """Return the plans of shared and of own pools beside one another, then those chosen."""
+    chosen = (section for plan in found.chosen.values() for section in plan_sections(plan))
+    return [*choice_sections(found), *chosen]
 
 
-def class_plans_table(found: ClassPlans) -> Table:
-    """Return one row per plan, and one of own pools together."""
-    return columns_table("Pools for the classes of requests", class_plans_columns(found))
+def choice_sections(found: ClassPlans) -> list[Section]:
+    """Return one row per plan, and one of own pools together, where there are own pools."""
+    if not found.own:
+        return []
+    columns = class_plans_columns(found)
+    title = "Pools for the classes of requests"
+    return [columns_table(title, columns, words=("layout",), notes=[choice_line(found)])]
 
 
 def class_plans_columns(found: ClassPlans) -> dict[str, list[Any]]:

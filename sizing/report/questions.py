@@ -1,31 +1,28 @@
-"""Answers of `sizing capacity`, `split-map`, `decisions` and `day`: tables and lines, pages."""
+"""Answers of `sizing capacity`, `split-map`, `decisions` and `day` as sections."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.text import Text
 
 from minicluster.pages.figure import BLUE, PALE, RED, Figure, axes, axis, contour, heat_map
+from minicluster.pages.page import Cell, ChartRow, Section, Text
+from minicluster.pages.shown import sections_of
 from minicluster.units import seconds
+from sizing.planner.studies.capacity import Capacity, CapacityPoint
+from sizing.planner.studies.day import Day
 from sizing.planner.studies.decisions import Decisions, needed
 from sizing.planner.studies.result import StudyResult, figures
 from sizing.planner.studies.split_map import UNSIZED, SplitMap, SplitPoint
-from sizing.report.study import FROM_ZERO, charts_page, latency, number, series_figure
-from sizing.report.tables import columns_table, interval, table
+from sizing.report.study import FROM_ZERO, series_figure
+from sizing.report.tables import bold, columns_table, interval, latency, number, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
-    from rich.table import Table
 
-    from minicluster.pages.page import Page
-    from sizing.planner.studies.capacity import Capacity, CapacityPoint
-    from sizing.planner.studies.day import Day
-
-LEFT = ("layout", "then binds", "decision", "changed to", "what binds")
 NO_PRICE = (
     "no price: --set cluster.price_usd_per_gpu_hour=PRICE, or cost.prices=catalog, gives $ per"
     " million output tokens"
@@ -43,17 +40,36 @@ SURE = 0.8
 # --- capacity
 
 
-def capacity_parts(found: Capacity) -> Iterator[Table | str]:
-    """Yield one row per number of GPUs, and what the figures rest on."""
-    yield _capacity_table(found)
+@sections_of.register(Capacity)
+def capacity_sections(found: Capacity) -> list[Section | ChartRow]:
+    """Return what the most GPUs carry, its charts, one row per number of GPUs, and its basis."""
+    carrying = [point for point in found.points if point.requests_per_s]
+    headline = "No number of GPUs asked for holds the SLO"
+    if carrying:
+        best = carrying[-1]
+        headline = f"{best.gpus} GPUs carry {best.requests_per_s:,.4g} requests/s within the SLO"
+    gpus, x_axis = [float(point.gpus) for point in carrying], axis("GPUs") | FROM_ZERO
+    charts = (
+        series_figure(title, {title: (gpus, values)}, x_axis, axis(unit) | FROM_ZERO, unit=unit)
+        for title, unit, values in (
+            ("Highest rate", "requests/s", [point.requests_per_s for point in carrying]),
+            ("Users", "users", [point.users for point in carrying]),
+        )
+        if carrying
+    )
+    notes = tuple(map(Text, _capacity_notes(found)))
+    return [Section(headline, notes), ChartRow(tuple(charts)), _capacity_table(found)]
+
+
+def _capacity_notes(found: Capacity) -> Iterator[str]:
     if found.interrupted:
         yield PARTIAL
     sure = "simulated with steps as calibrated"
     if found.confidence_fraction is not None:
-        own = ", for each class by itself" if any(each.own for each in found.points) else ""
+        own = ", for each class by itself" if any(point.own for point in found.points) else ""
         sure = f"{found.confidence_fraction:.0%} confidence that the SLO holds at each rate{own}"
     yield f"{sure}; users think {found.think_s:.3g} s between an answer and the next request"
-    costs = [each.running for each in found.points if each.running is not None]
+    costs = [point.running for point in found.points if point.running is not None]
     if costs and costs[0].usd_per_hour is None:
         yield NO_PRICE
     elif costs:
@@ -63,27 +79,29 @@ def capacity_parts(found: Capacity) -> Iterator[Table | str]:
         )
 
 
-def _capacity_table(found: Capacity) -> Table:
+def _capacity_table(found: Capacity) -> Section:
     at = found.percentile
+    priced = any(point.running and point.running.usd_per_hour for point in found.points)
     heads = ["GPUs", "used", "requests/s", "users", "tokens/s", "J/token"]
-    priced = [each for each in found.points if each.running and each.running.usd_per_hour]
     heads += ["$/Mtok"] if priced else []
     heads += [f"TTFT {at}", "80 % interval", f"TPOT {at}", "layout", "then binds"]
-    made = table("Highest rate within the SLO", heads, (), left=LEFT, whole=("layout",))
-    for each in found.points:
-        made.add_row(*_capacity_cells(str(each.gpus), each, at, priced=bool(priced)))
-        for name, one in each.own.items():
-            made.add_row(*_capacity_cells(name, one, at, priced=bool(priced)))
-    return made
+    rows = [
+        [*_capacity_cells(name or str(point.gpus), row, at, priced=priced)]
+        for point in found.points
+        for name, row in {"": point, **point.own}.items()
+    ]
+    details = ("80 % interval", "J/token", "used", "tokens/s", "users")
+    return table("Highest rate within the SLO", heads, rows,
+                 words=("layout", "then binds"), details=details)  # fmt: skip
 
 
 def _capacity_cells(
     name: str, point: CapacityPoint, at: str, *, priced: bool
-) -> Iterator[str | Text]:
+) -> Iterator[str | Cell]:
     predicted, cost = point.prediction, point.running
     if cost is None:
         yield from (name, "")
-        yield Text("none", style="red")
+        yield Cell("none", "bad")
         yield from ("",) * (8 if priced else 7)
         yield point.reason
         return
@@ -99,51 +117,37 @@ def _capacity_cells(
     yield from (seconds(predicted.tpot.at(at)), point.layout, point.binds)
 
 
-def capacity_page(scenario: str, found: Capacity) -> Page:
-    """Return the page of a capacity curve."""
-    known = [each for each in found.points if each.requests_per_s]
-    best = known[-1] if known else None
-    headline = f"No number of GPUs asked for holds the SLO of {scenario}"
-    if best is not None:
-        headline = f"{best.gpus} GPUs carry {best.requests_per_s:,.4g} requests/s of {scenario}"
-    gpus, x_axis = [float(each.gpus) for each in known], axis("GPUs") | FROM_ZERO
-    charts = (
-        series_figure(title, {title: (gpus, values)}, x_axis, axis(unit) | FROM_ZERO, unit=unit)
-        for title, unit, values in (
-            ("Highest rate", "requests/s", [each.requests_per_s for each in known]),
-            ("Users", "users", [each.users for each in known]),
-        )
-        if known
-    )
-    title, parts = f"{scenario}: capacity", capacity_parts(found)
-    return charts_page(title, headline, *charts, *parts, command="capacity")
-
-
 # --- split map
 
 
-def split_map_parts(found: SplitMap) -> Iterator[Table | str]:
+@sections_of.register(SplitMap)
+def split_map_sections(found: SplitMap) -> list[Section | ChartRow]:
     """
-    Yield the map: what splitting saves, or costs (negative), and the confidence of the sign.
+    Return the map: what splitting saves, or costs (negative), and the confidence of the sign.
 
-    Lines below it say what its words mean, and why points have no pools.
+    Lines say what its words mean, and why points have no pools.
     """
+    pays = sum((point.saved_fraction or 0) > 0 for point in found.points)
+    headline = f"Splitting pays at {pays} of {len(found.points)} points"
+    rows = [(y, *map(_split_cell, row)) for y, row in _rows(found)]
     title = f"Saved by splitting, share of {found.objective}; ? where the sign is open"
-    made = table(title, (f"{found.y.key}\n{found.x.key} →", *found.x.values), ())
-    for y, row in _rows(found):
-        made.add_row(y, *(_split_cell(each) for each in row))
-    yield made
+    words = {str(cell) for _, *row in rows for cell in row}
+    shown = table(title, (f"{found.y.key}\n{found.x.key} →", *found.x.values), rows)
+    notes = tuple(map(Text, _split_notes(found, words)))
+    return [Section(headline, notes), ChartRow((_map_figure(found),)), shown]
+
+
+def _split_notes(found: SplitMap, words: set[str]) -> Iterator[str]:
     if found.interrupted:
         yield PARTIAL
     yield from _sharing(found.classes)
-    words = {cell.plain for _, row in _rows(found) for cell in map(_split_cell, row)}
     yield "In brackets: chance that the sign is right, from the error model of the plans"
     if "aggregated" in words:
         yield "aggregated: split pools miss the SLO, or cost twice as much or more"
     if "split" in words:
         yield "split: aggregated pools miss the SLO"
-    reasons = {each.reason for each in found.points} - {"", UNSIZED}
-    yield from sorted(f"none: {each}" for each in reasons)
+    reasons = {point.reason for point in found.points} - {"", UNSIZED}
+    yield from sorted(f"none: {reason}" for reason in reasons)
 
 
 def _rows(found: SplitMap) -> list[tuple[str, Sequence[SplitPoint]]]:
@@ -151,20 +155,20 @@ def _rows(found: SplitMap) -> list[tuple[str, Sequence[SplitPoint]]]:
     return [(y, found.points[at * width : (at + 1) * width]) for at, y in enumerate(found.y.values)]
 
 
-def _split_cell(point: SplitPoint) -> Text:
-    """Write one cell: `+25% 97%`."""
-    saved = point.saved_fraction
+def _split_cell(point: SplitPoint) -> str | Cell:
+    """Write one cell: `+25% (97%)`."""
+    saved, sure = point.saved_fraction, point.confidence_fraction
     if point.reason == UNSIZED:
-        return Text("")
-    if saved is None or point.confidence_fraction is None:
+        return ""
+    if saved is None or sure is None:
         if point.mixed_gpus is not None:
-            return Text("aggregated", style="red")
-        return Text("split", style="green") if point.split_gpus is not None else Text("none")
+            return Cell("aggregated", "bad")
+        return Cell("split", "good") if point.split_gpus is not None else "none"
     if not saved:
-        return Text("equal")
-    sure = point.confidence_fraction
-    style = "" if sure < SURE else "green" if saved > 0 else "red"
-    return Text(f"{saved:+.0%}{'?' if sure < SURE else ''} ({sure:.0%})", style=style)
+        return "equal"
+    if sure < SURE:
+        return f"{saved:+.0%}? ({sure:.0%})"
+    return Cell(f"{saved:+.0%} ({sure:.0%})", "good" if saved > 0 else "bad")
 
 
 def _sharing(classes: int) -> Iterable[str]:
@@ -173,22 +177,10 @@ def _sharing(classes: int) -> Iterable[str]:
         yield f"the {classes} classes of requests share pools here; own pools were not looked at"
 
 
-def split_map_page(scenario: str, found: SplitMap) -> Page:
-    """Return the page of a map, with the line where both cost the same."""
-    pays = sum((each.saved_fraction or 0) > 0 for each in found.points)
-    return charts_page(
-        f"{scenario}: where splitting pays",
-        f"Splitting pays at {pays} of {len(found.points)} points of {scenario}",
-        _map_figure(found),
-        *split_map_parts(found),
-        command="split-map",
-    )
-
-
 def _map_figure(found: SplitMap) -> Figure:
     rows = _rows(found)
-    percent = [[_drawn_percent(each) for each in row] for _, row in rows]
-    texts = [[f"{_split_cell(each).plain}: {_gpus(each)}" for each in row] for _, row in rows]
+    percent = [[_drawn_percent(point) for point in row] for _, row in rows]
+    texts = [[f"{_split_cell(point)}: {_gpus(point)}" for point in row] for _, row in rows]
     name = "saved by splitting, %"
     hover = f"%{{z:.0f}} % of {found.objective}; %{{text}}"
     return Figure(
@@ -226,23 +218,36 @@ def _ticks(key: str, values: Sequence[str]) -> dict[str, Any]:
 # --- decisions
 
 
-def decisions_parts(found: Decisions) -> Iterator[Table | str]:
-    """Yield one row per change, the fewest GPUs first, the plan as given between them."""
-    heads = ("decision", "changed to", "GPUs", "against", "TTFT", "TPOT", "what binds")
-    made = table("Planned anew with one thing changed", heads, (), left=LEFT)
+@sections_of.register(Decisions)
+def decisions_sections(found: Decisions) -> list[Section | ChartRow]:
+    """Return the plan as given, a bar per change, and a row each, the fewest GPUs first."""
     base = needed(found.base)
-    cells = [
+    notes = [PARTIAL] if found.interrupted else []
+    notes.append("Planned anew with one thing changed at a time.")
+    headline = f"As given: {'no plan' if base is None else f'{base} GPUs'}"
+    rows: list[tuple[int | None, int, tuple[str | Cell, ...]]] = [
         (row.gpus, 1, (row.name, row.value, *_needed(row.result, row.against_gpus)))
         for row in found.rows
     ]
-    cells.append((base, 0, ("as given", "", *_needed(found.base, None))))
-    cells.sort(key=lambda each: (each[0] is None, each[0] or 0, each[1]))
-    for _, changed, row in cells:
-        made.add_row(*row, style=None if changed else "bold")
-    yield made
-    if found.interrupted:
-        yield PARTIAL
-    yield "Planned anew with one thing changed at a time."
+    given = ("as given", "", *_needed(found.base, None))
+    rows.append((base, 0, bold(*given)))
+    rows.sort(key=lambda row: (row[0] is None, row[0] or 0, row[1]))
+    heads = ("decision", "changed to", "GPUs", "against", "TTFT", "TPOT", "what binds")
+    return [
+        Section(headline, tuple(map(Text, notes))),
+        ChartRow(tuple(_decision_figures(found))),
+        table("Planned anew with one thing changed", heads, [cells for _, _, cells in rows],
+              words=("decision", "changed to", "what binds"), details=("TTFT", "TPOT")),
+    ]  # fmt: skip
+
+
+def _decision_figures(found: Decisions) -> Iterator[Figure]:
+    changed = [row for row in found.rows if row.against_gpus]
+    if changed:
+        names = [f"{row.name}: {row.value.rpartition('=')[2]}" for row in changed]
+        bars = {"GPUs more": (names, [float(row.against_gpus or 0) for row in changed])}
+        x_axis = axis("") | {"tickangle": -30}
+        yield series_figure("GPUs more than as given", bars, x_axis, axis("GPUs"), unit="GPUs")
 
 
 def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
@@ -255,34 +260,21 @@ def _needed(answer: StudyResult, against: int | None) -> tuple[str, ...]:
     return (*first, latency(found.ttft_s), latency(found.tpot_s), found.binds)
 
 
-def decisions_page(scenario: str, found: Decisions) -> Page:
-    """Return the page of decisions: a bar each."""
-    known = [each for each in found.rows if each.against_gpus]
-    names = [f"{each.name}: {each.value.rpartition('=')[2]}" for each in known]
-    bars = {"GPUs more": (names, [float(each.against_gpus or 0) for each in known])}
-    base, x_axis = needed(found.base), axis("") | {"tickangle": -30}
-    chart = series_figure("GPUs more than as given", bars, x_axis, axis("GPUs"), unit="GPUs")
-    return charts_page(
-        f"{scenario}: decisions",
-        f"{scenario} as given: {'no plan' if base is None else f'{base} GPUs'}",
-        *([chart] if known else []),
-        *decisions_parts(found),
-        command="decisions",
-    )
-
-
 # --- day
 
 
 HOURS = 24
 
 
-def day_parts(found: Day) -> Iterator[Table | str]:
-    """Yield the answer in one sentence, what it rests on, the static shares, the best one's day."""
-    yield _day_headline(found)
-    yield from _day_lines(found)
-    yield _shares_table(found)
-    yield _hours_table(found)
+@sections_of.register(Day)
+def day_sections(found: Day) -> list[Section | ChartRow]:
+    """Return the answer, what it rests on, charts, the static shares, the best one's day."""
+    return [
+        Section(_day_headline(found), tuple(map(Text, _day_notes(found)))),
+        ChartRow(tuple(_day_figures(found))),
+        _shares_table(found),
+        _hours_table(found),
+    ]
 
 
 def _day_headline(found: Day) -> str:
@@ -299,78 +291,72 @@ def _day_headline(found: Day) -> str:
     )
 
 
-def _day_lines(found: Day) -> Iterable[str]:
+def _day_notes(found: Day) -> Iterator[str]:
     """Yield why the best static share is the best, and what the figures rest on."""
-    best, asked = found.best, found.options
+    best, options = found.best, found.options
     reason = f"best static share: {best.static_fraction:.0%}, {best.static_gpus} GPUs"
-    less = found.runs[: found.runs.index(best)]
-    missing = [each for each in less if each.attained_fraction < asked.attainment]
+    smaller = found.runs[: found.runs.index(best)]
+    missing = [run for run in smaller if run.attained_fraction < options.attainment]
     if missing:
         yield (
             f"{reason}; with {missing[-1].static_gpus} only"
             f" {missing[-1].attained_fraction:.2%} of requests find the SLO held,"
-            f" {asked.attainment:.2%} are asked for"
+            f" {options.attainment:.2%} are asked for"
         )
     else:
         yield f"{reason}: one replica of each pool is enough, more take more GPU-hours"
     yield f"plan for the peak: {found.layout}"
     yield from _sharing(found.classes)
     yield (
-        f"cold start {asked.cold_start_s:g} s, forecast error up to"
-        f" {asked.forecast_error_fraction:.0%}; the policy decides every {asked.interval_s:g} s,"
-        f" with a margin of {asked.margin:.0%}, and holds replicas for {asked.hold_s:g} s"
+        f"cold start {options.cold_start_s:g} s, forecast error up to"
+        f" {options.forecast_error_fraction:.0%}; the policy decides every {options.interval_s:g}"
+        f" s, with a margin of {options.margin:.0%}, and holds replicas for {options.hold_s:g} s"
     )
 
 
-def _shares_table(found: Day) -> Table:
-    """Return one row for each static share."""
+def _shares_table(found: Day) -> Section:
     best, runs = found.best, found.runs
     columns = {
-        "static share": [f"{each.static_fraction:.0%}" for each in runs],
-        "static GPUs": [str(each.static_gpus) for each in runs],
-        "GPU-hours": [f"{each.gpu_hours:,.1f}" for each in runs],
-        "fewer": [f"{1 - each.gpu_hours / found.static_gpu_hours:.0%}" for each in runs],
-        "SLO held": [f"{each.attained_fraction:.2%}" for each in runs],
-        "": ["best" if each is best else "" for each in runs],
+        "static share": [f"{run.static_fraction:.0%}" for run in runs],
+        "static GPUs": [str(run.static_gpus) for run in runs],
+        "GPU-hours": [f"{run.gpu_hours:,.1f}" for run in runs],
+        "fewer": [f"{1 - run.gpu_hours / found.static_gpu_hours:.0%}" for run in runs],
+        "SLO held": [f"{run.attained_fraction:.2%}" for run in runs],
+        "": ["best" if run is best else "" for run in runs],
     }
     return columns_table("Static share, autoscaled above it; SLO held: of requests", columns)
 
 
-def _hours_table(found: Day) -> Table:
-    """Return one row an hour of the best share's day."""
+def _hours_table(found: Day) -> Section:
     best = found.best
     columns = {
         "hour": [str(hour) for hour in range(HOURS)],
-        "requests/s": [f"{each:,.4g}" for each in _hourly(found.requests_per_s)],
+        "requests/s": [f"{rate:,.4g}" for rate in _hourly(found.requests_per_s)],
         "static GPUs": [str(found.static_gpus)] * HOURS,
-        "GPUs": [f"{each:,.1f}" for each in _hourly(best.gpus)],
+        "GPUs": [f"{gpus:,.1f}" for gpus in _hourly(best.gpus)],
         **{
-            f"{role} answer": [f"{each:,.1f}" for each in _hourly(counts)]
+            f"{role} answer": [f"{count:,.1f}" for count in _hourly(counts)]
             for role, counts in best.replicas.items()
         },
-        "SLO held": [f"{each:.1%}" for each in _attained(found)],
+        "SLO held": [f"{share:.1%}" for share in _attained(found)],
     }
-    return columns_table(f"The day at a static share of {best.static_fraction:.0%}", columns)
+    title = f"The day at a static share of {best.static_fraction:.0%}"
+    return columns_table(title, columns, details=("static GPUs",))
 
 
-def day_page(scenario: str, found: Day) -> Page:
-    """Return the page of a day: rates, GPUs and attainment by the hour."""
+def _day_figures(found: Day) -> Iterator[Figure]:
+    """Draw rates, GPUs and attainment by the hour."""
     hours = [float(hour) for hour in range(HOURS)]
-    static = [float(found.static_gpus)] * HOURS
     gpus = {
-        "static": (hours, static),
+        "static": (hours, [float(found.static_gpus)] * HOURS),
         "autoscaled": (hours, _hourly(found.best.gpus).tolist()),
     }
-    charts = (
-        series_figure(title, series, axis("hour"), axis(unit) | FROM_ZERO, unit=unit)
-        for title, unit, series in (
-            ("Rate", "requests/s", {"rate": (hours, _hourly(found.requests_per_s).tolist())}),
-            ("GPUs", "GPUs", gpus),
-            ("SLO held", "% of requests", {"held": (hours, (100 * _attained(found)).tolist())}),
-        )
-    )
-    headline, *parts = day_parts(found)
-    return charts_page(f"{scenario}: a day", str(headline), *charts, *parts, command="day")
+    for title, unit, series in (
+        ("Rate", "requests/s", {"rate": (hours, _hourly(found.requests_per_s).tolist())}),
+        ("GPUs", "GPUs", gpus),
+        ("SLO held", "% of requests", {"held": (hours, (100 * _attained(found)).tolist())}),
+    ):
+        yield series_figure(title, series, axis("hour"), axis(unit) | FROM_ZERO, unit=unit)
 
 
 def _hourly(values: ArrayLike) -> NDArray[np.float64]:
@@ -385,5 +371,5 @@ def _hourly(values: ArrayLike) -> NDArray[np.float64]:
 def _attained(found: Day) -> NDArray[np.float64]:
     """Return the share of each hour's requests that find the SLO held, on the best share's day."""
     rates = np.asarray(found.requests_per_s)
-    asked = np.maximum(_hourly(rates), 1e-12)
-    return np.asarray(_hourly(rates * np.asarray(found.best.holds)) / asked)
+    sent = np.maximum(_hourly(rates), 1e-12)
+    return np.asarray(_hourly(rates * np.asarray(found.best.holds)) / sent)

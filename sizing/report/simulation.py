@@ -6,23 +6,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.text import Text
 
 from minicluster.files import write_table
+from minicluster.pages.page import Cell, ChartRow, Section
+from minicluster.pages.shown import sections_of
 from minicluster.units import seconds
 from sizing.report.tables import SHOWN, judged_at, size, table, verdict
+from sizing.simulation.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from rich.table import Table
 
     from minicluster.specs.slo import SloSpec
     from minicluster.stats.batch_means import BatchMeansInterval
     from sizing.simulation.hit_rate import HitRate
-    from sizing.simulation.outcome import Outcome
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "stall": "longest stall"}
 
@@ -99,7 +99,15 @@ def write_requests(outcome: Outcome, path: Path) -> None:
     write_table(path, ("request", *columns), rows)
 
 
-def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Table:
+@sections_of.register(Outcome)
+def simulation_sections(
+    outcome: Outcome, slos: Mapping[str, SloSpec] | None = None
+) -> list[Section | ChartRow]:
+    """Return latencies beside the limits of an SLO, what was simulated, and the pools."""
+    return [simulated_table(outcome, slos), pools_table(outcome)]
+
+
+def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Section:
     """
     Return one row per latency, with intervals and, of an SLO, the verdict.
 
@@ -110,32 +118,33 @@ def simulated_table(outcome: Outcome, slos: Mapping[str, SloSpec] | None) -> Tab
     if outcome.class_of.any():  # else a trace, or requests of one class
         groups += [(of, at, slo) for at, (of, slo) in enumerate((slos or {}).items())]
     heads = ("", *SHOWN) if slos is None else ("", *SHOWN, f"SLO{judged_at(slos)}")
-    rows: list[list[str | Text]] = []
+    rows: list[list[str | Cell]] = []
     for of, at, slo in groups:
         latencies = outcome.latencies(at)
         gaps = at is None or (slo is not None and slo.itl_s is not None)  # those of all classes
-        for name in (each for each in NAMES if each in latencies and (gaps or each != "itl")):
-            values = (_with_interval(latencies[name][each]) for each in SHOWN)
+        for name in (name for name in NAMES if name in latencies and (gaps or name != "itl")):
+            values = (_with_interval(latencies[name][statistic]) for statistic in SHOWN)
             rows.append([f"{of} {NAMES[name]}".strip(), *values])
-            if slos is not None:
-                rows[-1].append(Text() if slo is None else _verdict(outcome, name, slo, at))
-    return table("Simulated latency, with 90 % intervals", heads, rows)
+            if slo is not None:
+                rows[-1].append(_verdict(outcome, name, slo, at))
+    title, details = "Simulated latency, with 90 % intervals", ("mean", "p95", "p50")
+    return table(title, heads, rows, details=details, notes=simulation_summary(outcome))
 
 
-def pools_table(outcome: Outcome) -> Table:
+def pools_table(outcome: Outcome) -> Section:
     """Return one row per pool: share of the time that it computes, queue, batch, KV cache."""
     seen, rows = outcome.occupancy, []
     for role, capacity in outcome.kv_capacity_blocks.items():
+        used = seen.kv_blocks[role] / capacity
         cells = [role, f"{outcome.busy_fraction[role]:.0%}"]
         for counts in (seen.waiting[role], seen.running[role]):
             cells += [f"{counts.mean():.1f}", f"{counts.max():.0f}"]
-        used = seen.kv_blocks[role] / capacity
         rows.append([*cells, f"{used.mean():.0%}", f"{used.max():.0%}"])
     heads = ("pool", "computing", "waiting", "most", "running", "most", "KV used", "most")
     return table("Pools over time", heads, rows)
 
 
-def simulation_summary(outcome: Outcome) -> Text:
+def simulation_summary(outcome: Outcome) -> list[str]:
     """Return what was simulated, what counts, and doubts about the run."""
     total, counted = len(outcome.due_s), int(outcome.counts.sum())
     counts = f"{total:,} requests at {_rate(outcome):.3g}/s, {counted:,} of them counted"
@@ -154,7 +163,7 @@ def simulation_summary(outcome: Outcome) -> Text:
         lines.append(f"{_loads_per_request(outcome):.2g} copies of adapters a request")
     if outcome.preemptions.any():
         lines.append(f"{int(outcome.preemptions.sum()):,} preemptions for lack of KV cache")
-    return Text("\n".join(lines))
+    return lines
 
 
 def _cached_fraction(outcome: Outcome) -> float:
@@ -176,13 +185,13 @@ def _by_tier(outcome: Outcome) -> dict[str, float]:
     return {tier: float(tokens / outcome.input_tokens.sum()) for tier, tokens in found.items()}
 
 
-def hit_rate_table(rates: Sequence[HitRate], *, gpu_tokens: int, token_bytes: float) -> Table:
+def hit_rate_table(rates: Sequence[HitRate], *, gpu_tokens: int, token_bytes: float) -> Section:
     """
     Return one row per capacity.
 
     Args:
         rates: from `hit_rates`.
-        gpu_tokens: that the KV cache of a replica holds, for comparison.
+        gpu_tokens: size of the KV cache of a replica, for comparison.
         token_bytes: per GPU.
     """
     rows = [
@@ -198,20 +207,20 @@ def _rate(outcome: Outcome) -> float:
     return (len(outcome.due_s) - 1) / span_s if span_s else 0.0
 
 
-def _with_interval(found: BatchMeansInterval) -> str:
+def _with_interval(simulated: BatchMeansInterval) -> str:
     """Write a simulated value and its interval, which too few values do not have."""
-    if found.low_s is None:
-        return seconds(found.value_s)
-    high = "more" if found.high_s is None else seconds(found.high_s)
-    return f"{seconds(found.value_s)} ({seconds(found.low_s)} to {high})"
+    if simulated.low_s is None:
+        return seconds(simulated.value_s)
+    high = "more" if simulated.high_s is None else seconds(simulated.high_s)
+    return f"{seconds(simulated.value_s)} ({seconds(simulated.low_s)} to {high})"
 
 
-def _verdict(outcome: Outcome, name: str, slo: SloSpec, of: int | None) -> Text:
+def _verdict(outcome: Outcome, name: str, slo: SloSpec, of: int | None) -> str | Cell:
     """Return whether a limit holds, surely or within sampling error."""
     limit_s, statistic = slo.limits_s.get(name), slo.percentile
     if limit_s is None:
-        return Text()
+        return ""
     missed = outcome.latencies(of)[name][statistic].value_s > limit_s
     if missed or outcome.surely_below(name, statistic, limit_s, of):
         return verdict(holds=not missed, limit=f"< {seconds(limit_s)} ")
-    return Text(f"< {seconds(limit_s)} holds, not surely", style="yellow")
+    return Cell(f"< {seconds(limit_s)} holds, not surely", "open")

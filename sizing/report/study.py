@@ -1,19 +1,15 @@
-"""Comparisons, sweeps, losses and Pareto fronts as tables; pages of studies and their charts."""
+"""Comparisons, sweeps, losses and Pareto fronts as sections."""
 
 from __future__ import annotations
 
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from minicluster.pages.figure import SERIES_COLOURS, Figure, axes, axis, bars, marks
-from minicluster.pages.page import ChartRow, Page
-from minicluster.units import seconds
+from minicluster.pages.page import Cell, ChartRow, Section, Text
 from sizing.planner.studies.result import Figures, StudyResult, figures
 from sizing.report.plan_charts import front_figure
-from sizing.report.tables import columns_table, table, titled_section, verdict
+from sizing.report.tables import columns_table, latency, number, table, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,31 +19,39 @@ if TYPE_CHECKING:
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.sweep import Swept
 
-LEFT = ("scenario", "layout", "then binds", "lost", "missed")
+WORDS = ("layout", "then binds")
 MOST_ROWS = 20
-"""Maximum rows per front in a terminal; `--json` has all."""
+"""Maximum rows per front; `--json` has all."""
 
 
-def comparison_table(answers: Sequence[StudyResult], statistic: str) -> Table:
-    """Return one row per scenario: its size, cost, latencies, headroom and confidence."""
-    found_all = [figures(each.plans) for each in answers if each.plans]
-    priced = any(each.running.usd_per_hour is not None for each in found_all)
+# --- compare
+
+
+def comparison_sections(
+    answers: Sequence[StudyResult], statistic: str, headline: str
+) -> Iterator[Section]:
+    """Yield the *headline*, and one row per scenario: size, cost, latencies, headroom."""
+    yield Section(headline, ())
+    known = [figures(answer.plans) for answer in answers if answer.plans]
+    priced = any(each.running.usd_per_hour is not None for each in known)
     heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]
     heads += ["$/h", "$/Mtok"] if priced else []
     heads += [f"TTFT {statistic}", f"TPOT {statistic}", "headroom", "then binds", "confidence"]
-    made = table("Compared", heads, (), left=LEFT)
+    rows: list[list[str | Cell]] = []
     for answer in answers:
         if not answer.plans:
-            made.add_row(answer.label, "", "", Text("infeasible", style="red"))
+            rows.append([answer.label, "", "", Cell("infeasible", "bad")])
             continue
         found = figures(answer.plans)
         cost = found.running
-        costs = [number(cost.power_w, ",.0f"), number(cost.joules_per_output_token, ".2f")]
+        cells = [number(cost.power_w, ",.0f"), number(cost.joules_per_output_token, ".2f")]
         if priced:
-            costs += [number(cost.usd_per_hour), number(cost.usd_per_million_output_tokens)]
+            cells += [number(cost.usd_per_hour), number(cost.usd_per_million_output_tokens)]
         confidence = number(found.confidence_fraction, ".0%")
-        made.add_row(answer.label, *_size(found), *costs, *_limits(found), confidence)
-    return made
+        rows.append([answer.label, *_size(found), *cells, *_limits(found), confidence])
+    details = ("nodes", "J/token", "W", "confidence")
+    notes = _comparison_notes(answers)
+    yield table("Compared", heads, rows, words=WORDS, details=details, notes=notes)
 
 
 def _size(found: Figures) -> tuple[str, str, str]:
@@ -59,95 +63,25 @@ def _limits(found: Figures) -> tuple[str, str, str, str]:
     return latency(found.ttft_s), latency(found.tpot_s), headroom, found.binds
 
 
-def latency(value_s: float | None) -> str:
-    """Write a latency; nothing where each class of requests has its own."""
-    return "" if value_s is None else seconds(value_s)
-
-
-def number(value: float | None, form: str = ",.2f") -> str:
-    """Write a number; a hyphen where it is unknown."""
-    return "-" if value is None else format(value, form)
-
-
-def comparison_lines(answers: Sequence[StudyResult]) -> Iterable[str]:
-    """Yield why there is no plan, what engines were measured, sources of power and price."""
+def _comparison_notes(answers: Sequence[StudyResult]) -> Iterable[str]:
+    """Yield why there is no plan, what engines were measured, the sources of power and price."""
     for answer in answers:
         if not answer.plans:
             yield f"{answer.label}: {answer.reason}"
-    plans = {each.label: next(iter(each.plans.values())) for each in answers if each.plans}
+    plans = {answer.label: next(iter(answer.plans.values())) for answer in answers if answer.plans}
     if len({plan.engine.name for plan in plans.values()}) > 1:
         for label, plan in plans.items():
             yield f"{label}: {plan.validated_on.note}"
-    known = [figures(answer.plans).running for answer in answers if answer.plans]
+    costs = [figures(answer.plans).running for answer in answers if answer.plans]
     for name, sources in (
-        ("W and J/token", {each.power_source for each in known}),
-        ("$", {each.price_source for each in known}),
+        ("W and J/token", {cost.power_source for cost in costs}),
+        ("$", {cost.price_source for cost in costs}),
     ):
-        known_sources = sorted(each for each in sources if each is not None)
-        if known_sources:
-            yield f"{name}: {', '.join(known_sources)}"
+        if named := sorted(source for source in sources if source is not None):
+            yield f"{name}: {', '.join(named)}"
 
 
-def sweep_table(
-    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
-) -> Table:
-    """Return one row per point; infeasible ones with their reason."""
-    names = [key.key for key in keys]
-    heads = (*names, "GPUs", "nodes", "layout", "TTFT", "TPOT", "headroom", "then binds")
-    title = "Swept; latencies at the percentile of the SLO"
-    made = table(title, heads, (), left=(*LEFT, *names))
-    for combination, answer in zip(combinations, answers, strict=True):
-        values = [each.partition("=")[2] for each in combination]
-        if not answer.plans:
-            made.add_row(*values, *[""] * 6, Text(answer.reason, style="red"))
-        else:
-            found = figures(answer.plans)
-            made.add_row(*values, *_size(found), *_limits(found))
-    return made
-
-
-def losses_table(found: Sequence[Loss], statistic: str) -> Table:
-    """Return one row per pool that loses a replica."""
-    left = [", ".join(f"{count} {role}" for role, count in each.replicas.items()) for each in found]
-    columns: dict[str, list[Any]] = {
-        "lost": [each.lost or "nothing" for each in found],
-        "replicas left": left,
-        f"TTFT {statistic}": ["" if x.ttft_s is None else seconds(x.ttft_s) for x in found],
-        f"TPOT {statistic}": ["" if x.tpot_s is None else seconds(x.tpot_s) for x in found],
-        "SLO": [verdict(holds=each.holds) for each in found],
-        "missed": ["; ".join(each.misses) for each in found],
-    }
-    return columns_table("One replica lost, simulated", columns, left=LEFT)
-
-
-def losses_note(found: Confidence) -> str:
-    """Return how much slower than predicted the simulated steps are."""
-    return (
-        f"At {found.fraction:.0%} confidence: prefill steps {found.prefill_factor:.2f}, decode"
-        f" steps {found.decode_factor:.2f} times as long as predicted"
-    )
-
-
-def front_table(front: Front, points: Sequence[DesignPoint]) -> Table:
-    """Return the Pareto-optimal configurations of a front in the order of its first axis."""
-    kept = sorted((at for at in range(len(points)) if front.kept[at]), key=lambda at: front.xs[at])
-    rows = (
-        (
-            f"{points[at].label} batch {points[at].configuration.batch_limit}",
-            f"{front.xs[at]:,.4g}",
-            f"{front.ys[at]:,.4g}",
-            verdict(holds=points[at].meets_slo),
-        )
-        for at in kept[:MOST_ROWS]
-    )
-    more = len(kept) - MOST_ROWS
-    return table(
-        f"{front.name[0].upper()}{front.name[1:]}",
-        ("layout", front.x_name, front.y_name, "SLO"),
-        rows,
-        caption=f"{more} more: --json" if more > 0 else None,
-    )
-
+# --- sweep
 
 MEASURES: tuple[tuple[str, str, Callable[[Figures], float | None], float], ...] = (
     ("GPUs", "GPUs", lambda found: found.gpus, 1),
@@ -161,49 +95,28 @@ FROM_ZERO = {"rangemode": "tozero"}
 """Layout of an axis that begins at 0."""
 
 
-def charts_page(title: str, headline: str, *parts: Figure | Table | str, command: str) -> Page:
-    """Return the page of a study: its answer, what that rests on, its charts, its tables."""
-    figures = tuple(part for part in parts if isinstance(part, Figure))
-    tables = (titled_section(part) for part in parts if isinstance(part, Table))
-    return Page(
-        title=title,
-        headline=headline,
-        lines=tuple(part for part in parts if isinstance(part, str)),
-        parts=(ChartRow(figures), *tables),
-        footer=f"minicluster, sizing {command}",
-    )
-
-
-def pareto_page(scenario: str, points: Sequence[DesignPoint], found: Sequence[Front]) -> Page:
-    """Return the page of the configurations that no other beats."""
-    kept = sum(any(front.kept[at] for front in found) for at in range(len(points)))
-    return charts_page(
-        f"{scenario}: configurations",
-        f"{kept} of {len(points):,} configurations of {scenario} are beaten by no other",
-        "Short simulations; `sizing plan` verifies the one that it takes with long ones.",
-        *(front_figure(front, points) for front in found),
-        *(front_table(front, points) for front in found),
-        command="pareto",
-    )
-
-
-def sweep_page(
-    scenario: str,
+def sweep_sections(
     keys: Sequence[Swept],
     combinations: Sequence[tuple[str, ...]],
     answers: Sequence[StudyResult],
-) -> Page:
-    """Return the page of a scenario planned for many values of its keys."""
+) -> Iterator[Section | ChartRow]:
+    """Yield how many points have a plan, charts, and one row per point or why it has none."""
     planned = sum(bool(answer.plans) for answer in answers)
-    swept = " and ".join(key.key for key in keys)
-    return charts_page(
-        f"{scenario}: {swept}",
-        f"{planned} of {len(answers)} points of {scenario} have a plan",
-        f"Planned anew for every value of {swept}.",
-        *_sweep_figures(keys, combinations, answers),
-        sweep_table(keys, combinations, answers),
-        command="sweep",
-    )
+    names = [key.key for key in keys]
+    anew = f"Planned anew for every value of {' and '.join(names)}."
+    yield Section(f"{planned} of {len(answers)} points have a plan", (Text(anew),))
+    yield ChartRow(tuple(_sweep_figures(keys, combinations, answers)))
+    heads = (*names, "GPUs", "nodes", "layout", "TTFT", "TPOT", "headroom", "then binds")
+    rows: list[list[str | Cell]] = []
+    for combination, answer in zip(combinations, answers, strict=True):
+        values = [value.partition("=")[2] for value in combination]
+        if answer.plans:
+            found = figures(answer.plans)
+            rows.append([*values, *_size(found), *_limits(found)])
+        else:
+            rows.append([*values, *[""] * 6, Cell(answer.reason, "bad")])
+    title = "Swept; latencies at the percentile of the SLO"
+    yield table(title, heads, rows, words=(*WORDS, *names), details=("nodes", "headroom"))
 
 
 def _sweep_figures(
@@ -237,6 +150,71 @@ def _is_number(text: str) -> bool:
     return True
 
 
+# --- losses
+
+
+def losses_section(
+    losses: Sequence[Loss], statistic: str, confidence: Confidence | None
+) -> Section:
+    """Return one row per pool that loses a replica, and how slow the simulated steps are."""
+    remaining = [
+        ", ".join(f"{count} {role}" for role, count in loss.replicas.items()) for loss in losses
+    ]
+    columns: dict[str, list[Any]] = {
+        "lost": [loss.lost or "nothing" for loss in losses],
+        "replicas left": remaining,
+        f"TTFT {statistic}": [latency(loss.ttft_s) for loss in losses],
+        f"TPOT {statistic}": [latency(loss.tpot_s) for loss in losses],
+        "SLO": [verdict(holds=loss.holds) for loss in losses],
+        "missed": ["; ".join(loss.misses) for loss in losses],
+    }
+    notes = []
+    if confidence is not None:
+        notes.append(
+            f"At {confidence.fraction:.0%} confidence: prefill steps"
+            f" {confidence.prefill_factor:.2f}, decode steps {confidence.decode_factor:.2f} times"
+            " as long as predicted"
+        )
+    words = ("replicas left", "missed")
+    return columns_table("One replica lost, simulated", columns, words=words, notes=notes)
+
+
+# --- pareto
+
+
+def pareto_sections(
+    points: Sequence[DesignPoint], drawn: Sequence[Front]
+) -> Iterator[Section | ChartRow]:
+    """Yield how many configurations no other beats, and each front as a chart and a table."""
+    kept = sum(any(front.kept[at] for front in drawn) for at in range(len(points)))
+    beaten = f"{kept} of {len(points):,} configurations are beaten by no other"
+    short = "Short simulations; `sizing plan` verifies the one that it takes with long ones."
+    yield Section(beaten, (Text(short),))
+    yield ChartRow(tuple(front_figure(front, points) for front in drawn))
+    yield from (front_table(front, points) for front in drawn)
+
+
+def front_table(front: Front, points: Sequence[DesignPoint]) -> Section:
+    """Return the Pareto-optimal configurations of a front in the order of its first axis."""
+    kept = sorted((at for at in range(len(points)) if front.kept[at]), key=lambda at: front.xs[at])
+    rows = (
+        (
+            f"{points[at].label} batch {points[at].configuration.batch_limit}",
+            f"{front.xs[at]:,.4g}",
+            f"{front.ys[at]:,.4g}",
+            verdict(holds=points[at].meets_slo),
+        )
+        for at in kept[:MOST_ROWS]
+    )
+    more = len(kept) - MOST_ROWS
+    title = f"{front.name[0].upper()}{front.name[1:]}"
+    heads = ("layout", front.x_name, front.y_name, "SLO")
+    return table(title, heads, rows, notes=[f"{more} more: --json"] if more > 0 else ())
+
+
+# --- charts
+
+
 def series_figure(
     title: str,
     series: Mapping[str, tuple[Sequence[float | str], Sequence[float]]],
@@ -249,10 +227,9 @@ def series_figure(
     Draw series over a shared axis: a line through marks over numbers, bars over names.
 
     Args:
-        series: by name, the places on the axis and the values there.
-        unit: of the values.
+        series: by name, the places on the axis and the values there, in *unit*.
     """
-    traces, said = [], []
+    traces, captions = [], []
     for (name, (xs, ys)), colour in zip(series.items(), cycle(SERIES_COLOURS), strict=False):
         hover = f"%{{y:,.4g}} {unit} at %{{x}}"
         labels = [x for x in xs if isinstance(x, str)]
@@ -265,6 +242,6 @@ def series_figure(
             f"{y:,.4g} at {x if isinstance(x, str) else format(x, ',g')}"
             for x, y in zip(xs, ys, strict=True)
         )
-        said.append(f"{name}: {drawn}" if len(series) > 1 else drawn)
-    caption = f"{unit if title == unit else f'{title}, {unit}'}: {'; '.join(said)}"
+        captions.append(f"{name}: {drawn}" if len(series) > 1 else drawn)
+    caption = f"{unit if title == unit else f'{title}, {unit}'}: {'; '.join(captions)}"
     return Figure(title=title, caption=caption, traces=tuple(traces), layout=axes(x_axis, y_axis))

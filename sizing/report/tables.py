@@ -1,21 +1,17 @@
-"""Tables of the terminal, and those of plans: layouts, latencies, phases, terms."""
+"""Tables as values, their cells in the units of people, and those that plans share."""
 
 from __future__ import annotations
 
 from math import floor
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
-from rich.text import Text
-
-from minicluster.pages.page import DataTable, Section
+from minicluster.pages.page import Cell, ChartRow, DataTable, FactTable, Page, Section, Text
 from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES, SloSpec
 from minicluster.units import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Latency, Plan, Pool, Prediction
     from sizing.planner.explanation import ExplainedTerm, Explanation, ModelMemory, PoolMemory
@@ -24,75 +20,74 @@ BOUND = "bound by,\nof peak"
 GB = 1e9
 MB = 1e6
 KB = 1e3
-SHOWN = tuple(each for each in PERCENTILES if each != "p90")
+SHOWN = tuple(statistic for statistic in PERCENTILES if statistic != "p90")
 
 
 def table(
     title: str,
-    heads: Iterable[str | Column],
-    rows: Iterable[Iterable[Any]],
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Cell]],
     *,
-    left: Container[str] = (),
-    whole: Container[str] = (),
-    **options: Any,  # noqa: ANN401  (any of Rich's)
-) -> Table:
+    words: Iterable[str] = (),
+    details: Sequence[str] = (),
+    notes: Iterable[str] = (),
+) -> Section:
     """
-    Return a table with its title to the left.
+    Return a section of one table, and sentences below it.
 
     Args:
-        heads: the first column is aligned to the left, the others to the right.
-        left: heads of further columns that are aligned to the left.
-        whole: heads of columns whose cells are not wrapped.
+        rows: missing cells at their ends are empty.
+        words, details: heads, as of `DataTable`.
     """
-    columns = [
-        head
-        if isinstance(head, Column)
-        else Column(
-            head, no_wrap=head in whole, justify="right" if at and head not in left else "left"
-        )
-        for at, head in enumerate(heads)
-    ]
-    made = Table(*columns, title=title, title_justify="left", **options)
-    for row in rows:
-        made.add_row(*row)
-    return made
+    filled = (tuple(row) + ("",) * (len(heads) - len(row)) for row in rows)
+    shown = DataTable(tuple(heads), tuple(filled), tuple(words), tuple(details))
+    return Section(title, (shown, *map(Text, notes)))
 
 
 def columns_table(
     title: str,
-    columns: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, Sequence[str | Cell]],
     **options: Any,  # noqa: ANN401  (any of `table`)
-) -> Table:
+) -> Section:
     """Return the table of *columns*, cells by head; see `table`."""
-    return table(title, columns, zip(*columns.values(), strict=True), **options)
+    return table(title, tuple(columns), zip(*columns.values(), strict=True), **options)
 
 
-def facts_table(title: str, rows: Iterable[tuple[str, str]], **options: Any) -> Table:  # noqa: ANN401
-    """Return a table of two columns, names and texts, without headings."""
-    return table(title, ("", ""), rows, left=("",), show_header=False, **options)
+def facts(title: str, rows: Iterable[tuple[str, str]], notes: Iterable[str] = ()) -> Section:
+    """Return a section of names and what is said of each, and sentences below it."""
+    return Section(title, (FactTable(tuple(rows)), *map(Text, notes)))
 
 
-def data_table(shown: Table) -> DataTable:
-    """Return a table of the terminal as one of a page."""
-    heads = tuple(str(column.header) for column in shown.columns)
-    rows = zip(*(column.cells for column in shown.columns), strict=True)
-    return DataTable(heads, tuple(tuple(getattr(c, "plain", c) for c in row) for row in rows))
+def answer_page(parts: Sequence[Section | ChartRow], *, title: str, footer: str) -> Page:
+    """Return the page of sections: the first one's heading is the answer, its texts follow it."""
+    head = next(part for part in parts if isinstance(part, Section))
+    return Page(
+        title=title,
+        headline=head.title,
+        lines=tuple(block.text for block in head.blocks if isinstance(block, Text)),
+        parts=tuple(part for part in parts if part is not head),
+        footer=f"minicluster, {footer}",
+    )
 
 
-def titled_section(shown: Table) -> Section:
-    """Return a table of the terminal as a section of a page."""
-    return Section(str(shown.title or ""), (data_table(shown),))
-
-
-def verdict(*, holds: bool, limit: str = "") -> Text:
+def verdict(*, holds: bool, limit: str = "") -> Cell:
     """Write whether a limit holds, in green or red."""
-    word, style = ("holds", "green") if holds else ("missed", "red")
-    return Text(f"{limit}{word}", style=style)
+    return Cell(f"{limit}{'holds' if holds else 'missed'}", "good" if holds else "bad")
 
 
 def size(value: float) -> str:
     """Write bytes in GB, or in MB below a tenth of one."""
     return f"{value / GB:.1f} GB" if value >= GB / 10 else f"{value / MB:.0f} MB"
+
+
+def latency(value_s: float | None) -> str:
+    """Write a latency; nothing where there is none, as for classes that each have their own."""
+    return "" if value_s is None else seconds(value_s)
+
+
+def number(value: float | None, form: str = ",.2f") -> str:
+    """Write a number; a hyphen where it is unknown."""
+    return "-" if value is None else format(value, form)
 
 
 TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -111,7 +106,7 @@ def summed(values: Iterable[float], units: Sequence[tuple[float, str]]) -> list[
     """
     parts = list(values)
     total = sum(parts)
-    scale, unit = next((each for each in units if abs(total) >= each[0]), units[-1])
+    scale, unit = next((unit for unit in units if abs(total) >= unit[0]), units[-1])
     whole = len(f"{abs(total) / scale:.0f}")
     digits = max(0, 4 - whole)
     exact = [value / scale * 10**digits for value in parts]
@@ -122,7 +117,7 @@ def summed(values: Iterable[float], units: Sequence[tuple[float, str]]) -> list[
     return [f"{step / 10**digits:,.{digits}f} {unit}" for step in (*steps, sum(steps))]
 
 
-def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
+def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Section:
     """Return one row per pool: size, limits, utilisation, bottleneck."""
     heads = ("pool", "replicas", "TP", "GPUs", "batch", "KV/GPU", "of capacity", "bound by")
     rows = (
@@ -138,7 +133,7 @@ def layout_table(pools: tuple[Pool, ...], prediction: Prediction) -> Table:
         )
         for pool in pools
     )
-    return table("Layout", heads, rows, left=("bound by",))
+    return table("Layout", heads, rows, words=("bound by",))
 
 
 def pool_name(pool: Pool, pools: tuple[Pool, ...]) -> str:
@@ -159,7 +154,7 @@ def free_gpus(plan: Plan) -> str:
     return f", {stranded} {unit} stay free" if stranded else ""
 
 
-def latency_table(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
+def latency_table(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Section:
     """
     Return one row per latency: statistics, interval, limit, verdict.
 
@@ -172,19 +167,19 @@ def latency_table(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Table:
     for of, slo in judged:
         gaps = not of or slo.itl_s is not None  # those of all classes
         for name in ("ttft", "tpot", *(["itl"] if gaps else []), "e2e"):
-            latency = prediction.latency(name, of)
+            predicted = prediction.latency(name, of)
             limit_s = slo.limits_s.get(name) if of in slos else None
-            value_s = latency.at(slo.percentile)
+            value_s = predicted.at(slo.percentile)
             limit = f"{'' if at else slo.percentile} < {seconds(limit_s or 0)} ".lstrip()
             rows.append(
                 (
                     f"{of} {name.upper()}".strip(),
-                    *(seconds(latency.at(each)) for each in SHOWN),
-                    (interval(latency, slo.percentile) if of in slos else "") or "-",
-                    Text() if limit_s is None else verdict(holds=value_s <= limit_s, limit=limit),
+                    *(seconds(predicted.at(statistic)) for statistic in SHOWN),
+                    (interval(predicted, slo.percentile) if of in slos else "") or "-",
+                    "" if limit_s is None else verdict(holds=value_s <= limit_s, limit=limit),
                 )
             )
-    return table("Predicted latency", heads, rows)
+    return table("Predicted latency", heads, rows, details=("mean", "p95"))
 
 
 def judged_at(slos: Mapping[str, SloSpec]) -> str:
@@ -193,122 +188,122 @@ def judged_at(slos: Mapping[str, SloSpec]) -> str:
     return f" at {percentiles.pop()}" if len(percentiles) == 1 else ""
 
 
-def interval(latency: Latency, statistic: str) -> str:
+def interval(predicted: Latency, statistic: str) -> str:
     """Write the 80 % interval around a statistic; empty where no measurement gives one."""
-    if latency.low_factor is None or latency.high_factor is None:
+    if predicted.low_factor is None or predicted.high_factor is None:
         return ""
-    value = latency.at(statistic)
-    return f"{seconds(value * latency.low_factor)} to {seconds(value * latency.high_factor)}"
+    value = predicted.at(statistic)
+    return f"{seconds(value * predicted.low_factor)} to {seconds(value * predicted.high_factor)}"
 
 
-def parts_table(prediction: Prediction) -> Table:
+def parts_table(prediction: Prediction) -> Section:
     """Return the mean TTFT by phase, with shares."""
     total = prediction.ttft.mean_s
-    rows = (
+    rows = [
         (label(name), seconds(value), f"{value / total:.1%}")
         for name, value in prediction.ttft_parts_s.items()
-    )
+    ]
     title = "Mean TTFT, in the order of the deployed system"
-    made = table(title, ("phase", "seconds", "share"), rows)
-    made.add_row("TTFT", seconds(total), "100.0%", style="bold")
-    return made
-
-
-def _memory_parts(found: ModelMemory) -> Iterator[Table | str]:
-    """Yield what is checked first of a model: its size, what caches, and what fits."""
-    caching = ", ".join(f"{number} {kind}" for kind, number in found.layers.items())
-    seen = f"; windows of {found.window_tokens:,} tokens" if found.window_tokens else ""
-    yield (
-        f"Model: {found.parameters / 1e9:,.1f} billion parameters,"
-        f" {found.active_parameters / 1e9:,.1f} of them for a token;"
-        f" layers that cache: {caching}{seen}"
+    return table(
+        title, ("phase", "seconds", "share"), [*rows, bold("TTFT", seconds(total), "100.0%")]
     )
-    parts = [summed(pool.parts_bytes.values(), MEMORY) for pool in found.pools]
-    names = [*found.pools[0].parts_bytes, "sum: memory of a GPU (M4)"]
-    rows = {
-        **dict(zip(names, zip(*parts, strict=True), strict=True)),
-        "KV cache of a token (M2)": [
-            f"{each.kv_bytes_per_token / KB:,.1f} kB" for each in found.pools
-        ],
-        "state of a sequence (M6)": [f"{each.state_bytes / MB:,.1f} MB" for each in found.pools],
-        "a block (M12)": [
-            f"{each.block_bytes / MB:,.2f} MB, {each.block_tokens:,} tokens" for each in found.pools
-        ],
+
+
+def bold(*cells: str) -> tuple[Cell, ...]:
+    """Return the row of a sum."""
+    return tuple(Cell(cell, "bold") for cell in cells)
+
+
+def _memory_section(memory: ModelMemory) -> Section:
+    """Return what is checked first of a model: its size, what caches, and what fits."""
+    caching = ", ".join(f"{count} {kind}" for kind, count in memory.layers.items())
+    windows = f"; windows of {memory.window_tokens:,} tokens" if memory.window_tokens else ""
+    sizes = (
+        f"Model: {memory.parameters / 1e9:,.1f} billion parameters,"
+        f" {memory.active_parameters / 1e9:,.1f} of them for a token;"
+        f" layers that cache: {caching}{windows}"
+    )
+    parts = [summed(pool.parts_bytes.values(), MEMORY) for pool in memory.pools]
+    names = [*memory.pools[0].parts_bytes, "sum: memory of a GPU (M4)"]
+    cells: dict[str, Callable[[PoolMemory], str]] = {
+        "KV cache of a token (M2)": lambda pool: f"{pool.kv_bytes_per_token / KB:,.1f} kB",
+        "state of a sequence (M6)": lambda pool: f"{pool.state_bytes / MB:,.1f} MB",
+        "a block (M12)": lambda pool: (
+            f"{pool.block_bytes / MB:,.2f} MB, {pool.block_tokens:,} tokens"
+        ),
+        "fit in a replica, mean": lambda pool: _fitting(pool, min(pool.sequences)),
+        "fit in a replica, longest": lambda pool: _fitting(pool, max(pool.sequences)),
     }
-    for which in ("mean", "longest"):
-        name = f"fit in a replica, {which}"
-        rows[name] = [_fitting(each, longest=which == "longest") for each in found.pools]
-    heads = ["", *(each.role for each in found.pools)]
-    lines = ((name, *cells) for name, cells in rows.items())
-    yield table("Memory", heads, lines, left=("",))
+    rows = list(zip(names, *parts, strict=True))
+    rows += [(name, *map(cell, memory.pools)) for name, cell in cells.items()]
+    return table("Memory", ("", *(pool.role for pool in memory.pools)), rows, notes=[sizes])
 
 
-def _fitting(pool: PoolMemory, *, longest: bool) -> str:
-    tokens = (max if longest else min)(pool.sequences)
+def _fitting(pool: PoolMemory, tokens: int) -> str:
     return f"{pool.sequences[tokens]:,} of {tokens:,} tokens"
 
 
-def explanation_tables(found: Explanation) -> Iterator[Table | str]:
+def explanation_sections(explained: Explanation) -> Iterator[Section]:
     """Yield the model's memory, a table per group of terms, and what ranks wait for."""
-    yield from _memory_parts(found.memory)
-    at = {
+    yield _memory_section(explained.memory)
+    titles = {
         "TTFT": "Mean TTFT",
         "TPOT": "Mean TPOT",
-        "prefill step": f"Prefill of {found.mean_prompt_tokens:.0f} tokens, without interference",
-        "decode step": f"Decode step of {found.mean_batch:.1f} sequences with"
-        f" {found.mean_context_tokens:.0f} tokens each, without interference{_drafts(found)}",
+        "prefill step": f"Prefill of {explained.mean_prompt_tokens:.0f} tokens,"
+        " without interference",
+        "decode step": f"Decode step of {explained.mean_batch:.1f} sequences with"
+        f" {explained.mean_context_tokens:.0f} tokens each, without interference"
+        f"{_drafts(explained)}",
     }
-    for of, title in at.items():
-        terms = [term for term in found.terms if term.of == of]
+    for of, title in titles.items():
+        terms = [term for term in explained.terms if term.of == of]
         heads = ["term", "eq.", "seconds", "share"]
         if any(term.bound for term in terms):
             heads += ["TFLOP", "GB", BOUND]
-        times = summed([term.seconds for term in terms], TIMES)
-        rows = (
-            _term_cells(term, time)[: len(heads)] for term, time in zip(terms, times, strict=False)
-        )
-        sources = "; ".join(sorted({term.source for term in terms}))
-        made = table(
-            title, heads, rows, left=("eq.", BOUND), whole=heads, caption=sources,
-            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-        )  # fmt: skip
-        made.add_row("sum", "", times[-1], "100.0%", style="bold")
-        yield made
+        *times, total = summed([term.seconds for term in terms], TIMES)
+        rows: list[Sequence[str | Cell]] = [
+            _term_cells(term, time)[: len(heads)] for term, time in zip(terms, times, strict=True)
+        ]
+        rows.append(bold("sum", "", total, "100.0%"))
         hidden = [f"{label(term.name)} {seconds(term.hidden_s)}" for term in terms if term.hidden_s]
+        notes = ["; ".join(sorted({term.source for term in terms}))]
         if hidden:
-            yield (
+            notes.append(
                 f"{of.capitalize()} in two halves: {', '.join(hidden)} are hidden behind compute;"
                 " above is what is left of them (eq. S11)."
             )
-    if any(found.interference.values()):
-        slower = ((role, f"{fraction:.1%}") for role, fraction in found.interference.items())
+        words, details = ("eq.", BOUND), ("TFLOP", "GB", "share")
+        yield table(title, heads, rows, words=words, details=details, notes=notes)
+    if any(explained.interference.values()):
+        slower = ((role, f"{share:.1%}") for role, share in explained.interference.items())
         heads = ["pool", "steps take longer by"]
         yield table("Interference between the pools (eq. Q9)", heads, slower)
-    yield from _ranks_text(found)
+    if waits := [*_waits(explained)]:
+        yield Section("", tuple(map(Text, waits)))
 
 
-def _ranks_text(found: Explanation) -> Iterator[str]:
+def _waits(explained: Explanation) -> Iterator[str]:
     """Yield what the ranks of a group wait for; a step is timed on the busiest one."""
-    for role, share in found.busiest_experts.items():
+    for role, share in explained.busiest_experts.items():
         yield (
             f"{role.capitalize()}: `experts` are timed on the busiest rank, which has {share:.2f}"
             " times the tokens of the average rank (eq. W11)."
         )
-    if found.group_wait_s:
+    if explained.group_wait_s:
         yield (
             "Decode: the ranks of a group wait for the slowest one, which adds"
-            f" {seconds(found.group_wait_s)} to the mean TPOT (both are simulated, eq. Q11)."
+            f" {seconds(explained.group_wait_s)} to the mean TPOT (both are simulated, eq. Q11)."
         )
 
 
-def _drafts(found: Explanation) -> str:
+def _drafts(explained: Explanation) -> str:
     """Say what a step does with drafts; nothing where there are none."""
-    if not found.drafts:
+    if not explained.drafts:
         return ""
-    what = "draft" if found.drafts == 1 else "drafts"
+    what = "draft" if explained.drafts == 1 else "drafts"
     return (
-        f": it verifies {found.drafts} {what} of each, gives {found.tokens_per_step:.3g} tokens"
-        " each on average, and drafts the next ones (the terms with `draft`)"
+        f": it verifies {explained.drafts} {what} of each, gives {explained.tokens_per_step:.3g}"
+        " tokens each on average, and drafts the next ones (the terms with `draft`)"
     )
 
 

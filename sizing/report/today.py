@@ -13,24 +13,22 @@ from sizing.report.tables import table, verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rich.table import Table
-    from rich.text import Text
-
+    from minicluster.pages.page import Cell, Section
     from minicluster.plan import Inputs, Plan, Prediction
     from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import WorkloadSpec
     from sizing.planner.predict import PoolPrediction
 
-    Rows = Iterator[tuple[str, Text | str]]
+    Rows = Iterator[tuple[str, str | Cell]]
 
 
-def today_table(today: PoolPrediction, inputs: Inputs, plans: Mapping[str, Plan]) -> Table:
+def today_table(today: PoolPrediction, inputs: Inputs, plans: Mapping[str, Plan]) -> Section:
     """
     Return a row for each figure of pools that run today and of the plan, in a column each.
 
     Args:
-        inputs: that *today* is predicted of.
-        plans: by class of requests, as `ClassPlans.chosen`; empty: there is none.
+        inputs: what *today* is predicted of.
+        plans: by class of requests, as `ClassPlans.chosen`; may be empty.
     """
     kinds = gpus_by_kind(today.pools)
     cost = running_of(inputs, kinds, today.prediction.output_tokens_per_s)
@@ -49,7 +47,8 @@ def today_table(today: PoolPrediction, inputs: Inputs, plans: Mapping[str, Plan]
             columns["better"] |= dict(_latencies(of, plan.prediction, plan.promises))
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = ([name, *(column.get(name, "-") for column in columns.values())] for name in names)
-    return table(" and ".join(columns).capitalize(), ("", *columns), rows)
+    title = " and ".join(columns).capitalize()
+    return table(title, ("", *columns), rows, words=tuple(columns))
 
 
 def _sizes(layout: str, gpus: int, cost: Running) -> Rows:

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minicluster.units import seconds
-from sizing.report.tables import facts_table, size, table
+from sizing.report.tables import facts, size, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from minicluster.pages.page import Section
     from sizing.training.estimate import TrainingEstimate
     from sizing.training.job import TrainingLayout
     from sizing.training.search import Trial
@@ -21,23 +20,23 @@ JOULES_PER_MWH = 3.6e9
 def degrees(layout: TrainingLayout) -> str:
     """Write the degrees of a layout in short."""
     named = ("tp", "cp", "pp", "dp", "ep")
-    given = ((name.upper(), getattr(layout, name)) for name in named)
-    parts = [f"{name}{value}" for name, value in given if value > 1] or ["one GPU"]
+    degrees_of = ((name.upper(), getattr(layout, name)) for name in named)
+    parts = [f"{name}{value}" for name, value in degrees_of if value > 1] or ["one GPU"]
     tail = f", micro-batch {layout.micro_batch}"
     if layout.pp > 1:
         tail += f", {layout.interleave} chunks a stage"
     return " ".join(parts) + tail
 
 
-def layouts_table(ranked: list[Trial]) -> Table:
+def layouts_table(ranked: list[Trial]) -> Section:
     """Return one row per layout, the fastest first."""
     rows = (
-        (degrees(each.layout), seconds(each.step_s), size(each.memory_bytes)) for each in ranked
+        (degrees(trial.layout), seconds(trial.step_s), size(trial.memory_bytes)) for trial in ranked
     )
     return table("Layouts", ("layout", "step", "memory a GPU"), rows)
 
 
-def training_table(found: TrainingEstimate) -> Table:
+def training_table(found: TrainingEstimate) -> Section:
     """Return all figures of one layout."""
     parts = ", ".join(f"{name} {size(value)}" for name, value in asdict(found.memory).items())
     fits = "fits" if found.fits else "does not fit"
@@ -69,7 +68,7 @@ def training_table(found: TrainingEstimate) -> Table:
             f" {failures.effective_fraction:.1%} effective"
         )
         rows.append(("failures", text + (f", {failures.days:.1f} days" if failures.days else "")))
-    return facts_table(f"Training on {found.gpus:,} GPUs", rows)
+    return facts(f"Training on {found.gpus:,} GPUs", rows)
 
 
 def _shares(found: TrainingEstimate) -> str:
@@ -78,5 +77,5 @@ def _shares(found: TrainingEstimate) -> str:
         for key, value in asdict(found.step).items()
         if key not in ("step_s", "recompute_s", "replica_s")
     }
-    ordered = sorted(shown.items(), key=lambda each: -each[1])
+    ordered = sorted(shown.items(), key=lambda item: -item[1])
     return ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in ordered if share)

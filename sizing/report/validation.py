@@ -5,71 +5,68 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
-
+from minicluster.pages.shown import sections_of
 from sizing.evidence.errors import ErrorSummary, SliceErrors, scored, slices
-from sizing.evidence.validate import without_errors
+from sizing.evidence.validate import Validated, without_errors
 from sizing.report.tables import columns_table, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sizing.evidence.evidence import Claim, Coverage, HeldOutCoverage, Tried
-    from sizing.evidence.prediction import RowVerdict
+    from minicluster.pages.page import ChartRow, Section
+    from sizing.evidence.evidence import Claim, Coverage, HeldOutCoverage
 
 EXAMPLES = 5
 """Rows named for each reason: the whole list of a large file hides the errors."""
 
 
-def validation_tables(verdicts: Sequence[RowVerdict], found: Tried) -> Iterator[Table]:
-    """Yield the rows that have no errors, then errors by group and coverage of intervals."""
-    rows = without_errors(verdicts)
+@sections_of.register(Validated)
+def validation_sections(found: Validated) -> list[Section | ChartRow]:
+    """Return the rows that have no errors, then errors by group and coverage of intervals."""
+    return [*_validation_sections(found)]
+
+
+def _validation_sections(found: Validated) -> Iterator[Section]:
+    rows = without_errors(found.verdicts)
     if rows:
         yield without_errors_table(rows)
-    errors = slices(scored(verdicts))
-    for by, group in groupby(errors, key=lambda each: each.by):
+    errors = slices(scored(found.verdicts))
+    for by, group in groupby(errors, key=lambda row: row.by):
         yield errors_table(by, list(group))
-    tails = [each for each in errors if each.ttft_p99 or each.tpot_p99]
+    tails = [row for row in errors if row.ttft_p99 or row.tpot_p99]
     if tails:
         yield tails_table(tails)
-    yield coverage_table(found.coverages)
-    yield claims_table(found.claims)
+    yield coverage_table(found.tried.coverages)
+    yield claims_table(found.tried.claims)
+    yield from left_out_tables(found.left_out)
 
 
-def errors_table(by: str, errors: Sequence[SliceErrors]) -> Table:
+def errors_table(by: str, errors: Sequence[SliceErrors]) -> Section:
     """Return mean, median and bias of the relative errors of predicted rows."""
     columns = {
-        "rows": [str(each.rows) for each in errors],
-        "answered": [f"{each.answered / each.rows:.0%}" for each in errors],
-        "infea-\nsible": [str(each.infeasible) for each in errors],
-        "TTFT": [figures(each.ttft) for each in errors],
-        "TPOT": [figures(each.tpot) for each in errors],
+        by: [row.name for row in errors],
+        "rows": [str(row.rows) for row in errors],
+        "answered": [f"{row.answered / row.rows:.0%}" for row in errors],
+        "infeasible": [str(row.infeasible) for row in errors],
+        "TTFT": [figures(row.ttft) for row in errors],
+        "TPOT": [figures(row.tpot) for row in errors],
     }
-    heads = [Column(head, justify="right", no_wrap=True) for head in columns]
-    return table(
-        f"Errors by {by}: mean/median/bias",
-        [Column(by, overflow="fold", min_width=16), *heads],
-        zip([each.name for each in errors], *columns.values(), strict=True),
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        collapse_padding=True,
-    )
+    title = f"Errors by {by}: mean/median/bias"
+    return columns_table(title, columns, words=(by,), details=("infeasible", "answered"))
 
 
-def tails_table(errors: Sequence[SliceErrors]) -> Table:
+def tails_table(errors: Sequence[SliceErrors]) -> Section:
     """Return the errors of the p99 of TTFT and TPOT, of groups in which one was measured."""
     rows = (
         (
-            *(each.by, each.name),
-            str(max(tail.rows for tail in (each.ttft_p99, each.tpot_p99) if tail)),
-            *(figures(each.ttft_p99), figures(each.tpot_p99)),
+            *(row.by, row.name),
+            str(max(tail.rows for tail in (row.ttft_p99, row.tpot_p99) if tail)),
+            *(figures(row.ttft_p99), figures(row.tpot_p99)),
         )
-        for each in errors
+        for row in errors
     )
-    heads = ("", Column("group", overflow="fold"), "rows", "TTFT p99", "TPOT p99")
-    return table("Errors of p99: mean/median/bias", heads, rows)
+    heads = ("by", "group", "rows", "TTFT p99", "TPOT p99")
+    return table("Errors of p99: mean/median/bias", heads, rows, words=("group",))
 
 
 def figures(summary: ErrorSummary | None) -> str:
@@ -86,60 +83,57 @@ def _percent(share: float, *, sign: str = "") -> str:
     return f"{100 * share:{sign}.{digits}f}"
 
 
-def coverage_table(found: Sequence[Coverage]) -> Table:
+def coverage_table(coverages: Sequence[Coverage]) -> Section:
     """Return the share of left-out rows inside their 80 % interval, by source."""
     columns = {
-        "source": [each.source for each in found],
-        "": [each.quantity.upper() for each in found],
-        "rows": [str(each.rows) for each in found],
-        "inside": [f"{each.covered_fraction:.0%}" for each in found],
-        "median width": [f"{each.median_width:.0%}" for each in found],
+        "source": [row.source for row in coverages],
+        "": [row.quantity.upper() for row in coverages],
+        "rows": [str(row.rows) for row in coverages],
+        "inside": [f"{row.covered_fraction:.0%}" for row in coverages],
+        "median width": [f"{row.median_width:.0%}" for row in coverages],
     }
-    return columns_table("80 % intervals on rows left out of them", columns, left=("",))
+    return columns_table("80 % intervals on rows left out of them", columns, words=("",))
 
 
-def claims_table(found: Sequence[Claim]) -> Table:
+def claims_table(claims: Sequence[Claim]) -> Section:
     """Return the share of claims that are right at their bound."""
-    levels = sorted({each.confidence for each in found})
+    levels = sorted({claim.confidence for claim in claims})
     groups: dict[tuple[str, str], list[Claim]] = {}
-    for each in found:
-        groups.setdefault((each.source, each.quantity), []).append(each)
+    for claim in claims:
+        groups.setdefault((claim.source, claim.quantity), []).append(claim)
     rows = (
         (
             *(source, quantity.upper(), str(group[0].rows)),
-            *(f"{each.bound_fraction:.0%}" for each in group),
+            *(f"{claim.bound_fraction:.0%}" for claim in group),
         )
         for (source, quantity), group in groups.items()
     )
     heads = ("source", "", "rows", *(f"claimed at {level:.0%}" for level in levels))
-    return table("Claims right at their bound, on rows left out", heads, rows, left=("",))
+    return table("Claims right at their bound, on rows left out", heads, rows, words=("",))
 
 
-def left_out_tables(found: Sequence[HeldOutCoverage]) -> Iterator[Table]:
+def left_out_tables(coverages: Sequence[HeldOutCoverage]) -> Iterator[Section]:
     """Yield, per split, coverage and width of intervals around groups that were left out."""
-    for split, group in groupby(found, key=lambda each: each.split):
+    for split, group in groupby(coverages, key=lambda row: row.split):
         rows = [
             (
-                *(each.of, each.name, each.quantity.upper(), str(each.rows)),
-                *(f"{each.covered_fraction:.0%}", f"{each.median_width:.0%}"),
-                f"{100 * each.median_error:.1f} %",
+                *(row.of, row.name, row.quantity.upper(), str(row.rows)),
+                *(f"{row.covered_fraction:.0%}", f"{row.median_width:.0%}"),
+                f"{100 * row.median_error:.1f} %",
             )
-            for each in group
+            for row in group
         ]
-        heads = ("", "name", "", "rows", "inside", "median width", "median error")
-        yield table(f"80 % intervals learned without each {split}", heads, rows, left=("", "name"))
+        heads = ("", "name", "of", "rows", "inside", "median width", "median error")
+        title = f"80 % intervals learned without each {split}"
+        yield table(title, heads, rows, words=("name", "of"))
 
 
-def without_errors_table(found: Mapping[tuple[str, str], Sequence[str]]) -> Table:
+def without_errors_table(ids_by_reason: Mapping[tuple[str, str], Sequence[str]]) -> Section:
     """Return the number of rows that have no errors, by status and reason, with examples."""
     rows = (
         (status, reason, str(len(ids)), ", ".join(ids[:EXAMPLES]))
-        for (status, reason), ids in found.items()
+        for (status, reason), ids in ids_by_reason.items()
     )
-    return table(
-        "Rows without errors",
-        ("", Column("reason", overflow="fold"), "rows", Column("such as", overflow="fold")),
-        rows,
-        caption="every row with its reason: -o FILE, or --json",
-        caption_justify="left",
-    )
+    heads = ("status", "reason", "rows", "such as")
+    notes = ["every row with its reason: -o FILE, or --json"]
+    return table("Rows without errors", heads, rows, words=("reason", "such as"), notes=notes)

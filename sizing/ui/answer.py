@@ -11,7 +11,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import streamlit as st
 
 from minicluster.errors import InputError, MiniclusterError
-from minicluster.pages.page import FactTable, Section, Text, Tile
+from minicluster.pages.page import FactTable, Section, Tile
 from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
 from minicluster.plan import Plan, to_json
 from sizing.planner.explanation import explain_plan
@@ -23,13 +23,12 @@ from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
 from sizing.report.plan_screen import (
     answer_facts,
-    choice_line,
-    class_plans_table,
+    choice_sections,
     detail_facts,
     evidence_facts,
     headline,
 )
-from sizing.report.tables import explanation_tables, latency_table, layout_table, titled_section
+from sizing.report.tables import explanation_sections, latency_table, layout_table
 from sizing.report.today import today_table
 from sizing.scenario import Scenario
 from sizing.stacks.formats import FORMATS, export
@@ -39,8 +38,6 @@ from sizing.ui.style import chart, kit, lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from rich.table import Table
 
     from sizing.planner.configuration import Configuration
     from sizing.planner.predict import PoolPrediction
@@ -118,9 +115,7 @@ def draw(case: form.Case) -> None:
         st.subheader(f"{gpus} GPUs, pools of its own for each class", anchor="answer")
     _today(case, {each.class_name: each.plan for each in answers})
     if found is not None and found.own:
-        st.html(
-            kit(titled_section(class_plans_table(found)), Section("", (Text(choice_line(found)),)))
-        )
+        st.html(kit(*choice_sections(found)))
     if len(answers) == 1:
         _draw(answers[0])
     elif answers:
@@ -137,9 +132,9 @@ def _draw(answer: Answer) -> None:
     found = answer.plan
     st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
     _tiles(answer)
-    pools = titled_section(layout_table(found.pools, found.prediction))
+    pools = layout_table(found.pools, found.prediction)
     st.html(kit(Section("", (layout_grid(found),)), pools))
-    st.html(kit(titled_section(latency_table(found.prediction, found.promises))))
+    st.html(kit(latency_table(found.prediction, found.promises)))
     _downloads(answer)
     _other_stacks(answer)
     _distributions(answer)
@@ -160,7 +155,7 @@ def _today(case: form.Case, plans: Mapping[str, Plan]) -> None:
         said = form.beside(error) if isinstance(error, InputError) else str(error)
         st.error(f"**Today, {layout}**: {said}".replace("$", r"\$"))
     else:
-        st.html(kit(titled_section(shown), kind="today"))
+        st.html(kit(shown, kind="today"))
     said = case.texts()[form.NOTES[form.RUNNING]]
     if said:
         st.html(lines(said))
@@ -251,25 +246,22 @@ def _terms(answer: Answer, figure: str) -> Iterator[Section]:
     found = answer.plan
     if figure not in FACTS_OF:
         groups = next(titles for name, titles in TABLES_OF.items() if name in figure.split())
-        for each in _explained(answer):
-            if isinstance(each, str):
-                if each.startswith(groups):
-                    yield Section("", (Text(each),))
-            elif str(each.title).startswith((*groups, "Interference")):
-                yield titled_section(each)
-        yield titled_section(latency_table(found.prediction, found.promises))
+        for section in _explained(answer):
+            if section.title.startswith((*groups, "Interference")) or not section.title:
+                yield section
+        yield latency_table(found.prediction, found.promises)
         return
     kept = tuple(row for row in _facts(found) if row[0] in FACTS_OF[figure])
     yield Section("", (FactTable(kept),))
     if figure in {"GPUs", "headroom"}:
-        yield titled_section(layout_table(found.pools, found.prediction))
+        yield layout_table(found.pools, found.prediction)
     elif figure != "confidence":
         yield Section("Terms (docs/model.md, eq. E2)", (FactTable(tuple(_cost_terms(found))),))
 
 
 @lru_cache(maxsize=64)
-def _explained(answer: Answer) -> list[Table | str]:
-    return list(explanation_tables(explain_plan(answer.plan)))
+def _explained(answer: Answer) -> list[Section]:
+    return list(explanation_sections(explain_plan(answer.plan)))
 
 
 def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:

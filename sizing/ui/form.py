@@ -59,9 +59,9 @@ class Field:
     One field.
 
     Attributes:
-        key: of the scenario file.
-        label: what stands above it.
-        choices: values to choose from; empty: any text. The first may be "": as the file has it.
+        key: dotted key of the scenario file.
+        label: words above the field.
+        choices: values to choose from; empty: any text. The first may be "": the default.
     """
 
     key: str
@@ -94,88 +94,112 @@ LIMITS = {
     "slo.itl_s": "ITL, seconds",
     "slo.e2e_s": "End to end, seconds",
 }
+LABELS: dict[str, dict[str, str]] = {
+    "GPUs": {
+        PRESET: "Cluster and fabric",
+        "cluster.gpu": "GPU",
+        "cluster.max_gpus": "GPUs at most",
+        "cluster.gpus_per_node": "GPUs per node",
+        "cluster.price_usd_per_gpu_hour": "$ per GPU and hour",
+        "cost.prices": "Prices",
+        "cost.max_usd_per_hour": "$ per hour at most",
+        "cost.max_power_w": "Watts at most",
+    },
+    "Engine and search": {
+        "model.weight_dtype": "Weights",
+        "model.kv_dtype": "KV cache",
+        "engine.max_num_seqs": "Sequences at most",
+        "engine.max_num_batched_tokens": "Tokens per step",
+        "engine.gpu_memory_utilization": "GPU memory share",
+        "search.pools": "Pools",
+        "search.confidence_fraction": "Confidence",
+        "search.spare_replicas": "Spare replicas",
+        "model.max_context_tokens": "Context at most",
+        "model.assumed_context_tokens": "Context assumed",
+        "engine.block_size": "Tokens per KV block",
+        "engine.chunked_prefill_tokens": "Prompt chunk",
+    },
+    "Routing, caches, drafts and adapters": {
+        "search.routing": "Routing",
+        "search.local_threshold_tokens": "Local prompts up to",
+        "engine.kv_offload_host_bytes": "KV offload, bytes",
+        "engine.kv_offload_disk_bytes": "… on disk, bytes",
+        "engine.kv_offload_disk_bytes_per_s": "Disk, bytes/s",
+        "engine.kv_offload_disk_path": "Disk path",
+        "engine.speculative_tokens": "Drafts a step",
+        "engine.mean_accepted_tokens": "Drafts accepted",
+        "workload.lora_adapters": "LoRA adapters",
+        "workload.lora_popularity_exponent": "Popularity, power",
+        "engine.max_loras": "Adapters a batch",
+        "engine.max_lora_rank": "Adapter rank",
+        "engine.max_cpu_loras": "Adapters in memory",
+        "engine.lora_target_modules": "Adapted modules",
+    },
+    "Experts": {
+        "engine.redundant_experts": "Copies of experts",
+        "engine.all_to_all": "All to all",
+        "engine.two_batch_overlap": "Two halves a step",
+    },
+}
+"""Groups of fields, and labels by key; other keys of the schema are in `OTHERS`, by their names."""
+OTHERS = "Other keys"
+LEFT_OUT = ("workload.trace", CLASSES)
+"""Keys without a field of their own: a trace is a file of the server."""
 
 
+@cache
+def _choices(key: str) -> tuple[str, ...]:
+    """Return the values to choose from; empty: any text."""
+    gpus = (name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu")
+    known = {
+        MODEL: tuple(catalog.models()),
+        "slo.percentile": PERCENTILES[1:],
+        PRESET: tuple(presets()),
+        "cluster.gpu": tuple(gpus),
+        "cost.prices": (YOURS, CATALOG),
+        "model.weight_dtype": ("", *DTYPE_BYTES),
+        "model.kv_dtype": ("", *DTYPE_BYTES),
+        "search.pools": ("any", "split", "mixed"),
+        "search.routing": tuple(POLICIES),
+        "engine.all_to_all": ("", "deepep"),
+    }
+    booleans = {schema.key for schema in scenario_keys() if schema.type == "boolean"}
+    return known.get(key, ("", "true", "false") if key in booleans else ())
+
+
+@cache
 def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
     """Return all fields for a load of so many *classes*, in the order of the page."""
-    dtypes = ("", *DTYPE_BYTES)
-    models = tuple(catalog.models())
-    gpus = tuple(name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu")
-    return (
+    today = {f"today.{role}": label for role, label in TODAY.items()}
+    limits = {**LIMITS, "slo.percentile": "Percentile"}
+    labels: dict[str, dict[str, str]] = {RUNNING: today, "Model": {MODEL: "Model"}}
+    if not classes:
+        labels |= {"Load": {f"workload.{key}": label for key, label in LOAD.items()}, TRAFFIC: {}}
+    for at in range(classes):
+        own = {"name": "Name", **LOAD, **LIMITS}
+        labels[f"Requests of class {at + 1}"] = {
+            f"{CLASSES}.{at}.{key}": label for key, label in own.items()
+        }
+    labels["Latency limits of every class" if classes else "Latency limits"] = limits
+    labels |= LABELS
+    labelled = {key for labels_of in (*labels.values(), limits) for key in labels_of}
+    labels[OTHERS] = {
+        schema.key: schema.key.partition(".")[2].replace("_", " ").capitalize()
+        for schema in scenario_keys()
+        if schema.key not in labelled
+        and schema.key.count(".") == 1
+        and not schema.type.startswith("table")
+        and schema.key not in LEFT_OUT
+        and schema.key not in {f"workload.{key}" for key in LOAD}
+    }
+    shown = {"Model", "Load", "GPUs", "Latency limits", "Latency limits of every class"}
+    return tuple(
         FieldGroup(
-            RUNNING,
-            tuple(Field(f"today.{role}", label) for role, label in TODAY.items()),
-            folded=True,
-        ),
-        FieldGroup("Model", (Field(MODEL, "Model", models),)),
-        *_load(classes),
-        FieldGroup(
-            "Latency limits of every class" if classes else "Latency limits",
-            (
-                *(Field(key, label) for key, label in LIMITS.items()),
-                Field("slo.percentile", "Percentile", PERCENTILES[1:]),
-            ),
-        ),
-        FieldGroup(
-            "GPUs",
-            (
-                Field(PRESET, "Cluster and fabric", tuple(presets())),
-                Field("cluster.gpu", "GPU", gpus),
-                Field("cluster.max_gpus", "GPUs at most"),
-                Field("cluster.gpus_per_node", "GPUs per node"),
-                Field("cluster.price_usd_per_gpu_hour", "$ per GPU and hour"),
-                Field("cost.prices", "Prices", (YOURS, CATALOG)),
-                Field("cost.max_usd_per_hour", "$ per hour at most"),
-                Field("cost.max_power_w", "Watts at most"),
-            ),
-        ),
-        FieldGroup(
-            "Engine and search",
-            (
-                Field("model.weight_dtype", "Weights", dtypes),
-                Field("model.kv_dtype", "KV cache", dtypes),
-                Field("engine.max_num_seqs", "Sequences at most"),
-                Field("engine.max_num_batched_tokens", "Tokens per step"),
-                Field("engine.gpu_memory_utilization", "GPU memory share"),
-                Field("search.pools", "Pools", ("any", "split", "mixed")),
-                Field("search.confidence_fraction", "Confidence"),
-                Field("search.spare_replicas", "Spare replicas"),
-                Field("model.max_context_tokens", "Context at most"),
-                Field("model.assumed_context_tokens", "Context assumed"),
-                Field("engine.block_size", "Tokens per KV block"),
-                Field("engine.chunked_prefill_tokens", "Prompt chunk"),
-            ),
-            folded=True,
-        ),
-        FieldGroup(
-            "Routing, caches, drafts and adapters",
-            (
-                Field("search.routing", "Routing", tuple(POLICIES)),
-                Field("search.local_threshold_tokens", "Local prompts up to"),
-                Field("engine.kv_offload_host_bytes", "KV offload, bytes"),
-                Field("engine.kv_offload_disk_bytes", "… on disk, bytes"),
-                Field("engine.kv_offload_disk_bytes_per_s", "Disk, bytes/s"),
-                Field("engine.kv_offload_disk_path", "Disk path"),
-                Field("engine.speculative_tokens", "Drafts a step"),
-                Field("engine.mean_accepted_tokens", "Drafts accepted"),
-                Field("workload.lora_adapters", "LoRA adapters"),
-                Field("workload.lora_popularity_exponent", "Popularity, power"),
-                Field("engine.max_loras", "Adapters a batch"),
-                Field("engine.max_lora_rank", "Adapter rank"),
-                Field("engine.max_cpu_loras", "Adapters in memory"),
-                Field("engine.lora_target_modules", "Adapted modules"),
-            ),
-            folded=True,
-        ),
-        FieldGroup(
-            "Experts",
-            (
-                Field("engine.redundant_experts", "Copies of experts"),
-                Field("engine.all_to_all", "All to all", ("", "deepep")),
-                Field("engine.two_batch_overlap", "Two halves a step", ("", "true", "false")),
-            ),
-            folded=True,
-        ),
+            title,
+            tuple(Field(key, label, _choices(key)) for key, label in labels_of.items()),
+            folded=title not in shown and not title.startswith("Requests of class"),
+        )
+        for title, labels_of in labels.items()
     )
 
 
@@ -184,21 +208,6 @@ def presets() -> Mapping[str, ClusterSpec]:
     """Return the clusters of GPUs by name."""
     gpus = {name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu"}
     return {name: each for name, each in catalog.clusters().items() if each.gpu in gpus}
-
-
-def _load(classes: int) -> Iterator[FieldGroup]:
-    """Yield the fields of the load, or those of each class of requests."""
-    if not classes:
-        fields_of_all = (Field(f"workload.{key}", label) for key, label in LOAD.items())
-        yield FieldGroup("Load", tuple(fields_of_all))
-        yield FieldGroup(TRAFFIC, (), folded=True)
-    for at in range(classes):
-        own = {"name": "Name", **LOAD, **LIMITS}
-        prefix = f"{CLASSES}.{at}."
-        yield FieldGroup(
-            f"Requests of class {at + 1}",
-            tuple(Field(prefix + key, label) for key, label in own.items()),
-        )
 
 
 def fields(classes: int = 0) -> Iterator[Field]:

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+import sizing.report.questions  # noqa: F401  (registers the sections of the answers)
 from minicluster.errors import MiniclusterError
-from minicluster.pages.page import Section, Text
+from minicluster.pages.page import ChartRow
+from minicluster.pages.shown import sections_of
 from minicluster.plan import Inputs
 from minicluster.workload.day_profile import COLUMNS, read_profile
 from sizing.catalog import find_profile
 from sizing.planner.plan import at_planned_rate
 from sizing.planner.studies.capacity import capacity
-from sizing.planner.studies.day import DayOptions, day
+from sizing.planner.studies.day import Day, DayOptions, day
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.split_map import split_map
-from sizing.report.questions import capacity_page, day_page, decisions_page, split_map_page
 from sizing.ui.dropped import as_file
 from sizing.ui.form import Case
 from sizing.ui.style import chart, kit
@@ -25,9 +26,8 @@ from sizing.ui.style import chart, kit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from minicluster.pages.page import Page
-
     Progress = Callable[[int, int], None]
+    Ask = Callable[[Progress], object]
 
 COLD_START_S = 120.0
 """Seconds until a new replica answers, in the day of the further questions."""
@@ -41,9 +41,8 @@ class Subject:
     What further questions are about; equal where case and class are.
 
     Attributes:
-        class_name: of the class of requests that `inputs` are of; empty: those of all.
-        inputs: the scenario.
-        gpus: of its plan.
+        class_name: class of requests of the inputs; empty: all of them.
+        gpus: number of GPUs of the plan.
     """
 
     case: Case
@@ -55,64 +54,61 @@ class Subject:
 def draw_questions(about: Subject) -> None:
     """Offer what takes longer, each by a button; what was asked stays."""
     st.markdown("**Further questions**, each a search of its own")
-    name, inputs = about.class_name or about.case.base, about.inputs
+    inputs = about.inputs
     counts = sorted({max(1, round(about.gpus * share)) for share in SHARES})
-    questions: tuple[tuple[str, str, Callable[[Progress], Page]], ...] = (
+    questions: tuple[tuple[str, str, Ask], ...] = (
         (
             "What do other numbers of GPUs carry?",
             "The highest rate within the limits, a few seconds",
-            lambda said: capacity_page(name, capacity(inputs, counts, progress=said)),
+            lambda progress: capacity(inputs, counts, progress=progress),
         ),
         (
             "When does splitting prefill and decode pay?",
             "Lengths of prompts over answers, and the speed of the link: about half a minute",
-            lambda said: split_map_page(name, split_map(inputs, progress=said)),
+            lambda progress: split_map(inputs, progress=progress),
         ),
         (
             "What does each decision cost?",
             "Router, percentile, confidence, precision and more: about two minutes",
-            lambda said: decisions_page(name, decisions(inputs, progress=said)),
+            lambda progress: decisions(inputs, progress=progress),
         ),
     )
     for question, takes, ask in questions:
         _question(about, question, takes, ask)
-    _day_question(about, name)
+    _day_question(about)
 
 
-def _day_question(about: Subject, name: str) -> None:
+def _day_question(about: Subject) -> None:
     """Offer autoscaling over a day that is dropped in, or a made-up one."""
-    given = st.file_uploader(
+    file = st.file_uploader(
         "Requests over a day",
         key=f"{about.class_name}:day",
         max_upload_size=1,
         help=f"CSV of {COLUMNS}; without it a made-up day that peaks at the rate",
     )
 
-    def ask(said: Progress) -> Page:
+    def ask(progress: Progress) -> Day:
         inputs = at_planned_rate(about.inputs)
         rate = inputs.scenario.workload.requests_per_s
-        if given is None:
+        if file is None:
             profile = read_profile(find_profile("sine-day"), rate)
         else:
-            profile = as_file(given.getvalue(), given.name, lambda path: read_profile(path, rate))
-        options = DayOptions(cold_start_s=COLD_START_S)
-        return day_page(name, day(inputs, profile, options, progress=said))
+            profile = as_file(file.getvalue(), file.name, lambda path: read_profile(path, rate))
+        return day(inputs, profile, DayOptions(cold_start_s=COLD_START_S), progress=progress)
 
     question = "How many GPU-hours does autoscaling save over a day?"
     takes = f"With cold starts of {COLD_START_S:.0f} s: `sizing day`"
-    _question(about, question, takes, ask, of="" if given is None else given.file_id)
+    _question(about, question, takes, ask, of="" if file is None else file.file_id)
 
 
-def _question(
-    about: Subject, question: str, takes: str, ask: Callable[[Progress], Page], *, of: str = ""
-) -> None:
+def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = "") -> None:
     """
     Answer a question that was asked; another that is asked meanwhile only delays it.
 
     Args:
         of: what a question is about beside *about*: one of something else is not answered yet.
     """
-    known: dict[tuple[Subject, str], Page] = st.session_state.setdefault("answers", {})
+    answers: dict[tuple[Subject, str], object] = st.session_state.setdefault("answers", {})
     asked: set[tuple[Subject, str]] = st.session_state.setdefault("asked", set())
     key = about, question + of
     if key not in asked:
@@ -124,23 +120,23 @@ def _question(
             args=(key,),
         )
         return
-    if key not in known:
+    if key not in answers:
         bar = st.progress(0.0, question)
 
-        def said(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             bar.progress(done / total, f"{question} {done} of {total}")
 
         try:
-            known[key] = ask(said)
+            answers[key] = ask(progress)
         except MiniclusterError as error:
             asked.discard(key)
             st.error(str(error))
             return
         finally:
             bar.empty()
-    page = known[key]
-    st.markdown(f"**{page.headline}**")
-    for figure in page.figures:
-        chart(figure, about.class_name)
-    sections = [part for part in page.parts if isinstance(part, Section)]
-    st.html(kit(*sections, Section("", tuple(Text(line) for line in page.lines))))
+    for part in sections_of(answers[key]):
+        if isinstance(part, ChartRow):
+            for figure in part.figures:
+                chart(figure, about.class_name)
+        else:
+            st.html(kit(part))

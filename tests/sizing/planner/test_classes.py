@@ -25,7 +25,7 @@ from sizing.planner.step_models import StepModels, utilisations
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
 from sizing.planner.studies.sweep import Swept
-from sizing.report.questions import split_map_parts
+from sizing.report.questions import split_map_sections
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate_plan
 from tests.sizing.scenarios import SMALL, inputs, proposed
@@ -224,7 +224,7 @@ def test_studies_that_know_no_own_pools_say_so() -> None:
     )
     found = split_map(asked.with_({"search.class_pools": "any"}), x, y)
     assert any(
-        "2 classes of requests share pools here" in str(each) for each in split_map_parts(found)
+        "2 classes of requests share pools here" in str(each) for each in split_map_sections(found)
     )
 
 

@@ -20,7 +20,8 @@ from sizing.planner.explanation import explain_plan
 from sizing.planner.layout import Layout
 from sizing.planner.plan import build_plan
 from sizing.planner.step_models import StepModels
-from sizing.report.tables import explanation_tables
+from sizing.report.tables import explanation_sections
+from sizing.report.terminal import print_sections
 from tests.sizing.scenarios import LARGE, SMALL, found, inputs, proposed
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_a_plan_carries_its_drafts_and_reads_them_back(tmp_path: Path) -> None:
     names = {term.name for term in terms.terms if term.of == "decode step"}
     assert {"draft combine", "draft lm_head", "lm_head"} <= names
     console = Console(width=80, record=True, file=StringIO())
-    console.print(*explanation_tables(terms))
+    print_sections(explanation_sections(terms), console)
     assert "…" not in console.export_text()
     assert plan.prediction.itl.p50_s > plan.prediction.tpot.p50_s
     assert "none of them with speculative decoding" in plan.validated_on.note

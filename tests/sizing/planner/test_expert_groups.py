@@ -22,7 +22,8 @@ from sizing.planner.plan import build_plan
 from sizing.planner.pool_sizing import estimated_sizes
 from sizing.planner.simulated_check import Found
 from sizing.planner.step_models import StepModels
-from sizing.report.tables import explanation_tables
+from sizing.report.tables import explanation_sections
+from sizing.report.terminal import print_sections
 from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import LARGE, inputs
 
@@ -64,7 +65,7 @@ def test_explain_says_what_ranks_wait_for(plan: Plan) -> None:
     assert 0 < explained.group_wait_s < 0.2 * plan.prediction.tpot.mean_s
 
     console = Console(width=80, record=True, file=StringIO())
-    console.print(*explanation_tables(explained))
+    print_sections(explanation_sections(explained), console)
     said = " ".join(console.export_text().split())
     assert all(f" {label(term.name)} {term.equation} " in said for term in explained.terms)
     assert "wait for the slowest one, which adds" in said

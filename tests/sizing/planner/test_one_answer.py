@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 
 import sizing
+from minicluster.pages.page import DataTable
 from sizing.planner.configuration import Configuration
 from sizing.planner.edge import RESOLUTION
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import prediction_runs
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.pareto import design_points, fronts
-from sizing.report.tables import MEMORY, TIMES, explanation_tables, summed
+from sizing.report.tables import MEMORY, TIMES, explanation_sections, summed
 from sizing.scenario import Scenario
 
 SMALL = "llama-3.1-8b-h100"
@@ -93,9 +95,10 @@ def test_printed_terms_add_up_to_the_printed_sums(at: int) -> None:
     """TTFT, TPOT, both steps and the memory of a GPU; the sums are those of the prediction."""
     _, plan = planned(at)
     explained, seen = explain_plan(plan), []
-    for made in explanation_tables(explained):
-        cells = [] if isinstance(made, str) else [list(each.cells) for each in made.columns]
-        title = "" if isinstance(made, str) else str(made.title)
+    for section in explanation_sections(explained):
+        title, table = section.title, section.blocks[0]
+        assert isinstance(table, DataTable)
+        cells = list(zip(*table.rows, strict=True))
         if title == "Memory":
             count = 1 + next(n for n, cell in enumerate(cells[0]) if str(cell).startswith("sum"))
             for column in cells[1:]:
@@ -109,7 +112,7 @@ def test_printed_terms_add_up_to_the_printed_sums(at: int) -> None:
         assert total == pytest.approx(latency.mean_s)
 
 
-def _adds_up(cells: list[Any]) -> None:
+def _adds_up(cells: Sequence[object]) -> None:
     numbers = [float(str(cell).split()[0].replace(",", "")) for cell in cells]
     assert len({str(cell).split()[1] for cell in cells}) == 1
     assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=1e-9)

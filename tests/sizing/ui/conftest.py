@@ -7,6 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw distributions of fewer requests, and curves of fewer points: no test reads them off."""
+    """Draw curves of fewer points: no test reads them off."""
     monkeypatch.setattr("sizing.ui.questions.SHARES", (1.0,))
-    monkeypatch.setattr("sizing.ui.answer.REQUESTS", 300)
