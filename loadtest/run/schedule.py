@@ -90,8 +90,7 @@ def draw(
         seed: the simulator draws the same requests from it (`minicluster.workload.sources`).
         num_requests: number of requests that count in a closed loop.
 
-    Raises:
-        InputError: more than `MAX_REQUESTS`, or none in the window.
+    Raises InputError: more than `MAX_REQUESTS`, or none in the window.
     """
     if shape.closed:
         return _closed_loop(workload, shape.source, num_requests, seed)
@@ -125,8 +124,7 @@ def window_of(
     `None` stands for all requests of a trace. Conversations count as a whole, so that there may
     be a few requests more.
 
-    Raises:
-        InputError: a trace has fewer requests.
+    Raises InputError: a trace has fewer requests.
     """
     wanted = -(-(num_requests or 0) // shape.source.turns)
     # Ten standard deviations more than needed: the arrival that closes the window is there.

@@ -58,8 +58,7 @@ class Arrivals:
         """
         Return the same requests with their time stretched to a rate.
 
-        Raises:
-            InputError: all of them come at one time.
+        Raises InputError: all of them come at one time.
         """
         due, last = self.due_s, len(self) - 1
         if last < 1 or due[-1] == 0:

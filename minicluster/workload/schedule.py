@@ -57,7 +57,6 @@ def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
     """
     Read what `write_schedule` wrote; files of others are read by `minicluster.workload.traces`.
 
-    Raises:
-        InputError: no such file, or a line that is no request.
+    Raises InputError: no such file, or a line that is no request.
     """
     return read_lines(ScheduledRequest, path, "a schedule of `loadtest run`")

@@ -27,10 +27,9 @@ def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> 
         requests: those without a span count.
         parents: the span above each span of the file, requests or not.
 
-    Raises:
-        InputError: tokens of a span are neither those of the one below it nor the sum of several,
-            two spans of one id have different ones, or two of a trace have the same and a span
-            above one of them is not in the file.
+    Raises InputError: tokens of a span are neither those of the one below it nor the sum of
+    several, two spans of one id have different ones, or two of a trace have the same and a span
+    above one of them is not in the file.
     """
     at_of: dict[Key, int] = {}
     again: set[int] = set()

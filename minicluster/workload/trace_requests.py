@@ -135,8 +135,7 @@ class RequestFile:
         """
         Return the requests in the file's order, each once; at least one.
 
-        Raises:
-            InputError: no such file, no requests, or a record that cannot be one.
+        Raises InputError: no such file, no requests, or a record that cannot be one.
         """
         found: list[Request] = []
         parents: dict[Key, Key | None] = {}
