@@ -6,13 +6,14 @@ import json
 import re
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.records import flat, read_records
+from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.spans import Key, repeated
 from minicluster.workload.trace_formats import FORMATS, Format, Meaning, format_of, meaning
 from minicluster.workload.trace_times import epoch_unit, number_of
@@ -33,26 +34,6 @@ NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./@-]+:[\w.-]+", re.IGNO
 """Texts under a key of images that are none: zero, and a container's name and tag."""
 MAX_SESSIONS = 1 << 31
 """Bound of the numbers of conversations; a larger one is a mistake."""
-
-
-class TraceRow(NamedTuple):
-    """
-    One request.
-
-    Attributes:
-        content: ids of the prompt's whole blocks.
-        prefix_tokens: of the prompt, in the prefix cache.
-        session: conversation; -1: none.
-        adapter: LoRA adapter; -1: none.
-    """
-
-    due_s: float
-    input_tokens: int
-    output_tokens: int
-    content: tuple[int, ...] = ()
-    prefix_tokens: int = 0
-    session: int = -1
-    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +76,7 @@ class Request(NamedTuple):
     """
 
     place: str
-    row: TraceRow
+    row: ScheduledRequest
     key: str
     at: object
     took_s: float
@@ -204,7 +185,8 @@ class RequestFile:
         if not facts["time"]:
             raise ValueError("a request without a time")
         key, at = min(facts["time"], key=_doubt)
-        row = TraceRow(0.0, _tokens(facts["prompt"]), _tokens(facts["answer"]))
+        prompt, answer = (_tokens(facts[side]) for side in ("prompt", "answer"))
+        row = ScheduledRequest(index=0, due_s=0.0, input_tokens=prompt, output_tokens=answer)
         if self.format is FORMATS["schedule"]:
             row = _scheduled(record, row)
         took_s = float(record.get("seconds", 0)) if self.format is FORMATS["access"] else 0.0
@@ -287,18 +269,18 @@ def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
     return (trace, str(own[0][1])), (trace, above[0]) if above else None
 
 
-def _scheduled(record: dict[str, Any], row: TraceRow) -> TraceRow:
-    """Add what only a schedule says of a request."""
+def _scheduled(record: dict[str, Any], row: ScheduledRequest) -> ScheduledRequest:
     keys = ("prefix_tokens", "session", "adapter")
+    numbers: dict[str, Any]
     numbers = {key: whole(key, record[key]) for key in keys if record.get(key) is not None}
-    found = row._replace(content=_ids("content", record.get("content", [])), **numbers)
-    if len(found.content) * CONTENT_TOKENS > max(0, row.input_tokens):
-        raise ValueError(f"one whose content is {written(found.content)}")
-    if not 0 <= found.prefix_tokens <= max(0, row.input_tokens):
-        raise ValueError(f"one with prefix_tokens {found.prefix_tokens}")
-    if not -1 <= found.session < MAX_SESSIONS:
-        raise ValueError(f"one of session {found.session}")
-    return found
+    content, prefix = _ids("content", record.get("content", [])), numbers.get("prefix_tokens", 0)
+    if len(content) * CONTENT_TOKENS > max(0, row.input_tokens):
+        raise ValueError(f"one whose content is {written(content)}")
+    if not 0 <= prefix <= max(0, row.input_tokens):
+        raise ValueError(f"one with prefix_tokens {prefix}")
+    if not -1 <= numbers.get("session", -1) < MAX_SESSIONS:
+        raise ValueError(f"one of session {numbers['session']}")
+    return replace(row, content=content, **numbers)
 
 
 def _ids(key: str, value: object) -> tuple[int, ...]:
