@@ -65,8 +65,7 @@ def postponed() -> Iterator[None]:
     """
     Let Ctrl-C, SIGTERM and SIGHUP wait for the end of a step that must not be left half done.
 
-    Raises:
-        KeyboardInterrupt: at that end, if there was one.
+    Raises KeyboardInterrupt: at that end, if there was one.
     """
     asked: list[int] = []
 
@@ -103,8 +102,7 @@ def find_command(name: str) -> str:
     """
     Return the path of one of our commands: beside this Python, else the one on the path.
 
-    Raises:
-        InputError: there is none.
+    Raises InputError: there is none.
     """
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
     found = beside or shutil.which(name)
@@ -125,11 +123,9 @@ def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (
         command: one of our programs, and its arguments.
         options: of `subprocess.Popen`.
 
-    Returns:
-        Its exit code.
+    Returns: Its exit code.
 
-    Raises:
-        KeyboardInterrupt: this process got such a signal; the command has ended by now.
+    Raises KeyboardInterrupt: this process got such a signal; the command has ended by now.
     """
     with terminable():
         child = None

@@ -42,8 +42,7 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
     Args:
         cls: a spec, or any dataclass of specs.
 
-    Raises:
-        InputError: the first thing wrong, with its place, value and expectation.
+    Raises InputError: the first thing wrong, with its place, value and expectation.
     """
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
@@ -114,8 +113,7 @@ def read_json(path: Path, expectation: str) -> object:
     """
     Read a JSON file.
 
-    Raises:
-        InputError: no such file, or no JSON; *expectation* is what the file should be.
+    Raises InputError: no such file, or no JSON; *expectation* is what the file should be.
     """
     text = read_text(path, expectation)
     try:
@@ -132,8 +130,7 @@ def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False
         expectation: what the file should be.
         torn: whether a last line without its end is left out: its writer was killed.
 
-    Raises:
-        InputError: no such file, or the first line that is no *cls*, by its number.
+    Raises InputError: no such file, or the first line that is no *cls*, by its number.
     """
     *lines, last = read_text(path, expectation).split("\n")
     lines += [last] if last and not torn else []
@@ -152,8 +149,7 @@ def parse_scenario(
             one of lengths that of a trace, and the other way round.
         take_trace: writes rate and lengths of a trace into the table of a load.
 
-    Raises:
-        InputError: the first thing wrong, with its place, value and expectation.
+    Raises InputError: the first thing wrong, with its place, value and expectation.
     """
     before = _trace_of(raw)
     overridden(raw, overrides)

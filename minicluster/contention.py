@@ -51,8 +51,7 @@ def others_fraction(start: CpuTimes, end: CpuTimes) -> float:
 
     Steal, which a hypervisor gave to other machines, counts as theirs.
 
-    Ignores:
-        Processes of ours that ended in between without one of ours waiting for them.
+    Ignores: Processes of ours that ended in between without one of ours waiting for them.
     """
     others_s = (end.busy_s - start.busy_s) - (end.ours_s - start.ours_s)
     return min(1.0, max(0.0, others_s / (end.cores * (end.at_s - start.at_s))))

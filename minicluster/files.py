@@ -28,8 +28,7 @@ def read_text(path: Path, expectation: str) -> str:
     Args:
         expectation: what the file should be.
 
-    Raises:
-        InputError: no such file, or binary data.
+    Raises InputError: no such file, or binary data.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -49,12 +48,10 @@ def read_table(
         expectation: what the file should be.
         columns: that it must have.
 
-    Returns:
-        Each line: its place, as errors name it, and its cells by column. Cells beyond the last
-        column are a list under `SURPLUS`, and cells missing at the end are `None`.
+    Returns: Each line: its place, as errors name it, and its cells by column. Cells beyond the last
+    column are a list under `SURPLUS`, and cells missing at the end are `None`.
 
-    Raises:
-        InputError: no such file, binary data, no CSV, a column missing, or two of one name.
+    Raises InputError: no such file, binary data, no CSV, a column missing, or two of one name.
     """
     text = io.StringIO(read_text(path, expectation), newline="")
     reader = csv.DictReader(text, restkey=SURPLUS, delimiter=delimiter, skipinitialspace=True)
@@ -94,8 +91,7 @@ def write_atomically(path: Path, text: str) -> None:
 
     The text is on the disk before the file has its name, so a loss of power leaves it whole too.
 
-    Raises:
-        InputError: the file cannot be written; nothing is left of it.
+    Raises InputError: the file cannot be written; nothing is left of it.
     """
     write_together({path: text})
 
@@ -104,8 +100,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
     """
     Write files as `write_atomically` does: if one has no room on the disk, all stay as they were.
 
-    Raises:
-        InputError: one of them cannot be written.
+    Raises InputError: one of them cannot be written.
     """
     partials: dict[Path, Path] = {}
     try:
@@ -133,8 +128,7 @@ def refuse_unwritable(path: Path) -> None:
     """
     Refuse a file that cannot be written, before the work whose result it is to hold.
 
-    Raises:
-        InputError: it is a folder, its folder is not there, or this user may not write there.
+    Raises InputError: it is a folder, its folder is not there, or this user may not write there.
     """
     folder = path.parent
     if path.is_dir():
@@ -152,8 +146,7 @@ def make_folder(folder: Path, place: str) -> None:
     Args:
         place: of the folder, such as an option.
 
-    Raises:
-        InputError: a file is in its place, or this user may not write there.
+    Raises InputError: a file is in its place, or this user may not write there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,8 +169,7 @@ def locked(path: Path, place: str, user: str) -> Iterator[int]:
     Yields:
         The open file: a process that inherits it keeps the lock as long as it lives.
 
-    Raises:
-        InputError: another process has the lock, or the file cannot be written.
+    Raises InputError: another process has the lock, or the file cannot be written.
     """
     with _open_lock(path, place, user) as opened:
         try:

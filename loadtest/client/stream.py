@@ -119,8 +119,7 @@ class CompletionStream:
         """
         Process the data of one event that arrived at *now_s*; one without data says nothing.
 
-        Raises:
-            StreamError: the event is no chunk of a completion, or reports an error.
+        Raises StreamError: the event is no chunk of a completion, or reports an error.
         """
         self._begun = True
         if data.startswith(DONE):
@@ -189,8 +188,7 @@ class CompletionStream:
         """
         Check that the stream is complete.
 
-        Raises:
-            StreamError: the stream was cut, or lacks its usage or its tokens, or there is none.
+        Raises StreamError: the stream was cut, or lacks its usage or its tokens, or there is none.
         """
         counted = self._counted()
         most = max((tokens for _, tokens in counted), default=0)
@@ -211,8 +209,7 @@ def check_encoding(encoding: str) -> None:
     """
     Refuse an answer whose header `content-encoding` is *encoding*, unless it is as it was asked.
 
-    Raises:
-        StreamError: it is compressed.
+    Raises StreamError: it is compressed.
     """
     if encoding.strip().lower() not in {"", "identity"}:
         said = f"the server answered with content-encoding {encoding[:40]}"

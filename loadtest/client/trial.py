@@ -45,8 +45,7 @@ def learned(job: Job) -> Job:
     """
     Return *job* with the form of its chats, and the name of the limit that the endpoint takes.
 
-    Raises:
-        TargetFailed, InputError: as `learn_chat`; a refused parameter is named.
+    Raises TargetFailed, InputError: as `learn_chat`; a refused parameter is named.
     """
     for limit in LIMITS if job.plain else (job.limit_name,):
         try:
@@ -65,9 +64,8 @@ def try_request(job: Job, requests: Sequence[ScheduledRequest]) -> None:
 
     What may pass (an overload, a cut or late answer, an error of the server) is left to the load.
 
-    Raises:
-        TargetFailed: the endpoint refuses the request, and would refuse all others, or answers
-            with something else than a stream.
+    Raises TargetFailed: the endpoint refuses the request, and would refuse all others, or answers
+    with something else than a stream.
     """
     prompts, job = Prompts(job), job.by_the_clock()
     shortest = min(requests, key=lambda each: (each.output_tokens, each.input_tokens))

@@ -38,8 +38,7 @@ def judge_run(
         junit: file for the verdict as JUnit XML; `None`: not written.
         script_folder: folder of the script that draws the report's charts; `None`: the run's.
 
-    Raises:
-        InputError: *folder* contains no run, or a file cannot be written.
+    Raises InputError: *folder* contains no run, or a file cannot be written.
     """
     run = read_run(folder)
     if run.plan and run.plan.model.id != run.job.model:

@@ -26,12 +26,10 @@ def to_llm_d(run: Run, verdict: Verdict) -> str:
     """
     Return the report of a run, over the requests of the window that were answered.
 
-    Source:
-        llm-d-benchmark, br_v0_2_1_json_schema.json, read 2026-11-25.
+    Source: llm-d-benchmark, br_v0_2_1_json_schema.json, read 2026-11-25.
 
-    Ignores:
-        What the schema has no place for: the SLO, its verdict and the prediction, which
-        `verdict.json` has; a sentence with the verdict is the description.
+    Ignores: What the schema has no place for: the SLO, its verdict and the prediction, which
+    `verdict.json` has; a sentence with the verdict is the description.
     """
     told, rates = verdict.metadata, verdict.throughput
     began = {}

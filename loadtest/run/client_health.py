@@ -215,8 +215,7 @@ def write_client(client: Client, path: Path) -> None:
     """
     Write *client* as JSON, its heartbeats thinned to 1,000 quantiles, or keep what was there.
 
-    Raises:
-        InputError: the file cannot be written.
+    Raises InputError: the file cannot be written.
     """
     lags = client.heartbeat_lag_s
     thinned = [round(lags[i * len(lags) // 1000], 6) for i in range(1000)] if lags else []
@@ -227,8 +226,7 @@ def read_client(path: Path) -> Client:
     """
     Read what `write_client` wrote.
 
-    Raises:
-        InputError: no such file, or one that is no client's report.
+    Raises InputError: no such file, or one that is no client's report.
     """
     expectation = "what the client of `loadtest run` wrote"
     return parse(Client, read_json(path, expectation), place=str(path))

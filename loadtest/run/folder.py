@@ -89,8 +89,7 @@ def held(folder: Path) -> Iterator[int]:
     """
     Make *folder*, and keep every other run out of it until the end; yield the lock's open file.
 
-    Raises:
-        InputError: another run is under way there, or the folder cannot be written.
+    Raises InputError: another run is under way there, or the folder cannot be written.
     """
     make_folder(folder, "--output")
     with locked(folder / "run.lock", "--output", f"loadtest in {folder}") as lock:
@@ -103,9 +102,7 @@ def prepare(
     """
     Write the files that the client needs; results of an earlier run in *folder* are removed.
 
-    Raises:
-        InputError: the folder cannot be written.
-
+    Raises InputError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,8 +121,7 @@ def read_run(folder: Path) -> Run:
     """
     Read the run in *folder*; of simulated engines, times become seconds of the plan.
 
-    Raises:
-        InputError: a file is missing, or is not what this version writes.
+    Raises InputError: a file is missing, or is not what this version writes.
     """
     job = read_job(folder / "run.json")
     samples = read_samples(folder / "samples.jsonl")

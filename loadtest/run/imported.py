@@ -122,9 +122,8 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
         plan: that the endpoint was deployed from: its load and SLO are those of the run.
         benchmark: of a GuideLLM file with several, from 1.
 
-    Raises:
-        InputError: a file of no such tool, one without all single requests, holes or
-            contradictions in it, or a folder that cannot be written.
+    Raises InputError: a file of no such tool, one without all single requests, holes or
+    contradictions in it, or a folder that cannot be written.
     """
     tool, found, pacing = _read(results, benchmark)
     answers = sorted(found, key=lambda each: each.due_s)

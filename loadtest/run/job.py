@@ -145,12 +145,7 @@ def timeout_s(slo: SloSpec, workload: WorkloadSpec) -> float:
 
 
 def read_job(path: Path) -> Job:
-    """
-    Read a job.
-
-    Raises:
-        InputError: no such file, or not one that this version wrote.
-    """
+    """Read a job. Raises InputError: no such file, or not one that this version wrote."""
     raw = read_json(path, "a run that `loadtest run` wrote")
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:

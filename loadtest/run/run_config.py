@@ -123,8 +123,7 @@ def make_job(
 
     Its model is empty if *load* names none.
 
-    Raises:
-        InputError: length, shape and load exclude each other.
+    Raises InputError: length, shape and load exclude each other.
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InputError("--processes", workers, f"from 1 to {MAX_WORKERS}")
@@ -217,8 +216,7 @@ def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
     """
     Refuse chats whose prompts have no known length, or are no longer than the chat template.
 
-    Raises:
-        InputError: conversations of turns, or no room for a word in the shortest of *requests*.
+    Raises InputError: conversations of turns, or no room for a word in the shortest of *requests*.
     """
     if not job.chat:
         return
@@ -250,8 +248,7 @@ def parse_lengths(text: str, option: str) -> Lengths:
     """
     Parse token counts: `512`, `256-768` (uniform), or `lognormal:MEDIAN:SIGMA:MAX`.
 
-    Raises:
-        InputError: another form, or numbers out of range; *option* is named.
+    Raises InputError: another form, or numbers out of range; *option* is named.
     """
     try:
         if text.startswith("lognormal:"):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadtest.run.stages import RateStage, expected_requests, staged
 from minicluster.errors import Fault, InputError
 from minicluster.workload.arrivals import Arrivals
-from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.sources import RequestSource, drawn
 from minicluster.workload.trace_options import AS_FOUND, TraceReading
 from minicluster.workload.traces import read_trace
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.specs.workload import WorkloadSpec
+    from minicluster.workload.schedule import ScheduledRequest
 
 MAX_REQUESTS = 1_000_000
 """Largest number of requests of a run: one process keeps schedule and answers in memory."""
@@ -90,8 +90,7 @@ def draw(
         seed: the simulator draws the same requests from it (`minicluster.workload.sources`).
         num_requests: number of requests that count in a closed loop.
 
-    Raises:
-        InputError: more than `MAX_REQUESTS`, or none in the window.
+    Raises InputError: more than `MAX_REQUESTS`, or none in the window.
     """
     if shape.closed:
         return _closed_loop(workload, shape.source, num_requests, seed)
@@ -108,7 +107,7 @@ def draw(
             f"requests after the warm-up, at {workload.requests_per_s:g} a second",
             "a shorter --warmup, or a longer run",
         )
-    return _requests(arrivals, counts)
+    return arrivals.requests(counts)
 
 
 def window_of(
@@ -125,8 +124,7 @@ def window_of(
     `None` stands for all requests of a trace. Conversations count as a whole, so that there may
     be a few requests more.
 
-    Raises:
-        InputError: a trace has fewer requests.
+    Raises InputError: a trace has fewer requests.
     """
     wanted = -(-(num_requests or 0) // shape.source.turns)
     # Ten standard deviations more than needed: the arrival that closes the window is there.
@@ -220,33 +218,4 @@ def _closed_loop(
         raise InputError("schedule", f"{count} requests", f"at most {MAX_REQUESTS} for one client")
     number = np.arange(count)
     counts = (first <= number) & (number < first + num_requests)
-    return _requests(drawn(workload, source, count=count, seed=seed), counts)
-
-
-def _requests(arrivals: Arrivals, counts: NDArray[np.bool_]) -> tuple[ScheduledRequest, ...]:
-    columns = arrivals.columns() | {"in_window": counts}
-    lists = [c if isinstance(c, tuple) else c.tolist() for c in columns.values()]
-    rows = (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
-    return tuple(_request(index, **row) for index, row in enumerate(rows))
-
-
-def _request(
-    index: int,
-    *,
-    due_s: float,
-    input_tokens: int,
-    previous: int = -1,
-    think_s: float = 0.0,
-    prefix_tokens: int = 0,
-    **others: Any,  # noqa: ANN401  (lengths, session and content, as they are)
-) -> ScheduledRequest:
-    follows = previous >= 0
-    return ScheduledRequest(
-        index=index,
-        due_s=0.0 if follows else due_s,
-        input_tokens=input_tokens,
-        previous=previous if follows else None,
-        think_s=think_s if follows else 0.0,
-        prefix_tokens=min(prefix_tokens, input_tokens),
-        **others,
-    )
+    return drawn(workload, source, count=count, seed=seed).requests(counts)

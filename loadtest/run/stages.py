@@ -23,8 +23,7 @@ class RateStage:
     """
     *duration_s* seconds in which the rate changes from *start_per_s* to *end_per_s*.
 
-    Raises:
-        InputError: a rate is negative, both are 0, or the duration is not positive.
+    Raises InputError: a rate is negative, both are 0, or the duration is not positive.
     """
 
     start_per_s: float
@@ -48,8 +47,7 @@ def parse_stages(text: str) -> tuple[RateStage, ...]:
     """
     Parse `5x60,10-40x120`: 5 requests/s for 60 s, then from 10 to 40 within 120 s.
 
-    Raises:
-        InputError: another form, or numbers out of range.
+    Raises InputError: another form, or numbers out of range.
     """
     stages = []
     for part in text.split(","):

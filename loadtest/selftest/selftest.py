@@ -118,8 +118,7 @@ def measure_capacity(window_s: float) -> list[ClientError]:
     """
     Increase the number of streams by half each time, until the client is saturated.
 
-    Returns:
-        The errors at increasing loads; the last load saturates the client.
+    Returns: The errors at increasing loads; the last load saturates the client.
     """
     tried: list[ClientError] = []
     level = FIRST_OF_SEARCH
@@ -204,8 +203,7 @@ def parse_streams(text: str) -> tuple[Level, ...]:
     """
     Parse `1,50,200@0.04`: concurrent streams, and seconds between tokens (0.02 by default).
 
-    Raises:
-        InputError: another form.
+    Raises InputError: another form.
     """
     try:
         parts = [part.partition("@") for part in text.split(",")]

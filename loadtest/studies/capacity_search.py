@@ -169,8 +169,7 @@ def new_search(
     """
     Return a search without probes; by default it begins at 0.8 of the predicted limit.
 
-    Raises:
-        InputError: a number out of range, or too few requests to prove anything.
+    Raises InputError: a number out of range, or too few requests to prove anything.
     """
     predicted = plan.headroom.load_factor * plan.workload.requests_per_s
     start = 0.8 * predicted if first is None else first
@@ -200,8 +199,7 @@ def resume_search(new: CapacitySearch, folder: Path) -> CapacitySearch:
 
     The resumed search may have a larger `most_requests` than it began with.
 
-    Raises:
-        InputError: *folder* contains another search, or a file that is none.
+    Raises InputError: *folder* contains another search, or a file that is none.
     """
     path = folder / STATE
     if not path.exists():

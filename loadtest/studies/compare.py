@@ -106,8 +106,7 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparis
     Runs of the same schedule are compared request by request: the randomness of arrivals and
     lengths is the same in both and cancels.
 
-    Raises:
-        InputError: one of the runs has no answered request.
+    Raises InputError: one of the runs has no answered request.
     """
     runs = (first, second)
     windows = [measurement_window(run) for run in runs]

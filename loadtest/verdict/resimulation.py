@@ -78,8 +78,7 @@ def resimulate(
     the engines ran meanwhile (*engine_steps*) they are simulated once more, at that pace. Prompts
     and answers of a *plain* run are simulated with the lengths that they had.
 
-    Raises:
-        MiniclusterError: the simulator is not installed or refuses; the message is its own.
+    Raises MiniclusterError: the simulator is not installed or refuses; the message is its own.
     """
     command = find_command("sizing")
     reached = [s for s in samples if not s.turned_away]

@@ -97,9 +97,8 @@ def judge(slo: SloSpec, requests: Sequence[Sample | None]) -> tuple[SloResult, .
 
     *requests* are those of the window in the order of their arrival; `None`: never sent.
 
-    Ignores:
-        Of the requests that arrived less than a limit before the end, the quick ones count and the
-        slow ones do not: so many of so short a time that its share is a little too high.
+    Ignores: Of the requests that arrived less than a limit before the end, the quick ones count and
+    the slow ones do not: so many of so short a time that its share is a little too high.
     """
     results = []
     for metric, limit_s in slo.limits_s.items():
@@ -257,8 +256,7 @@ def parse_slo(text: str) -> SloSpec:
     """
     Parse an SLO of the command line, such as `ttft=1,tpot=0.05,percentile=p99`.
 
-    Raises:
-        InputError: another form, or a limit that is not positive.
+    Raises InputError: another form, or a limit that is not positive.
     """
     fields: dict[str, str] = {}
     for part in text.split(","):

@@ -16,8 +16,7 @@ def parse_tolerance(text: str) -> dict[str, float]:
     """
     Parse `ttft=0.2,tpot=0.15`, or one number for both.
 
-    Raises:
-        InputError: another form, or a fraction that is not positive.
+    Raises InputError: another form, or a fraction that is not positive.
     """
     expectation = "fractions like ttft=0.2,tpot=0.15, or one for both"
     try:

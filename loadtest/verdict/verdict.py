@@ -334,9 +334,8 @@ def pool_loads(
     """
     Return the load of each pool of the plan.
 
-    Ignores:
-        The phases before the first token: the client cannot separate prefill's queue, prefill and
-        KV transfer, so all of them count for the prefill pool, measured and predicted.
+    Ignores: The phases before the first token: the client cannot separate prefill's queue, prefill
+    and KV transfer, so all of them count for the prefill pool, measured and predicted.
     """
     utilisation = (
         resimulation.busy_fraction if resimulation else plan.prediction.utilisation_fraction
@@ -397,9 +396,8 @@ def find_stalls(samples: Sequence[Sample]) -> Stalls:
     overtook it. A queue delays neighbouring requests and is first come, first served; a stalled
     transfer delays one request alone.
 
-    Ignores:
-        Replicas with queues of different lengths, where overtaking is natural: with both
-        thresholds that long it is rare, and the count says "suspected".
+    Ignores: Replicas with queues of different lengths, where overtaking is natural: with both
+    thresholds that long it is rare, and the count says "suspected".
     """
     if not samples:
         return Stalls(threshold_s=MIN_STALL_S, indices=())

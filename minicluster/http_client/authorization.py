@@ -13,8 +13,7 @@ def bearer(key: str, *, place: str) -> dict[str, str]:
         key: without white space around it.
         place: where it was found, named in errors.
 
-    Raises:
-        InputError: no header can hold it. What HTTP libraries raise would show the key.
+    Raises InputError: no header can hold it. What HTTP libraries raise would show the key.
     """
     if not key.isascii() or not key.isprintable():
         raise InputError(place, f"{len(key)} characters", "printable ASCII ones")

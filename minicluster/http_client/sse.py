@@ -37,8 +37,7 @@ class EventParser:
         """
         Process the next bytes, and return the data of the events that they complete.
 
-        Raises:
-            EventTooLongError: an event is far longer than any, and has not ended yet.
+        Raises EventTooLongError: an event is far longer than any, and has not ended yet.
         """
         new = len(self._received)  # the earlier bytes have no line end
         if self._after_cr or b"\r" in received:

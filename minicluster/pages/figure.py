@@ -48,12 +48,7 @@ class Figure:
     layout: Json
 
     def trace(self, name: str) -> Json:
-        """
-        Return the trace of that *name*.
-
-        Raises:
-            KeyError: the chart has none.
-        """
+        """Return the trace of that *name*. Raises KeyError: the chart has none."""
         found = [trace for trace in self.traces if trace["name"] == plain(name)]
         if not found:
             raise KeyError(name)

@@ -159,12 +159,7 @@ class Page:
         return tuple(figure for row in rows for figure in row)
 
     def figure(self, title: str) -> Figure:
-        """
-        Return the chart of that *title*.
-
-        Raises:
-            KeyError: the page has none.
-        """
+        """Return the chart of that *title*. Raises KeyError: the page has none."""
         found = [figure for figure in self.figures if figure.title == title]
         if not found:
             raise KeyError(title)

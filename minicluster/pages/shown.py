@@ -35,8 +35,7 @@ def columns_of(result: object) -> Columns:
     """
     Return a result as columns of equal lengths, by name; packages register it likewise.
 
-    Raises:
-        TypeError: the type is not registered.
+    Raises TypeError: the type is not registered.
     """
     raise TypeError(f"no columns are registered for {type(result).__name__}")
 
@@ -55,8 +54,7 @@ class Shown:
         """
         Return the result as a pandas frame; columns carry their units in their names.
 
-        Raises:
-            InputError: pandas is not installed.
+        Raises InputError: pandas is not installed.
         """
         if find_spec("pandas") is None:
             raise InputError("pandas", None, "an installed package", "`pip install pandas`")

@@ -60,8 +60,7 @@ def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> 
         path: of the page: a file, as a stream has no place beside it.
         script_folder: where the script lies; `None`: beside the page.
 
-    Raises:
-        InputError: a file that cannot be written.
+    Raises InputError: a file that cannot be written.
     """
     folder = path.parent if script_folder is None else script_folder
     if _is_stream(path):
@@ -79,8 +78,7 @@ def plotly_script() -> Path:
     """
     Return Plotly's script as its Python package ships it; the package is not imported.
 
-    Raises:
-        MiniclusterError: the package is not installed.
+    Raises MiniclusterError: the package is not installed.
     """
     found = find_spec("plotly")
     if found is None or found.origin is None:

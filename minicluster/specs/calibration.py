@@ -84,9 +84,8 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
     """
     Read steps.csv.
 
-    Raises:
-        InputError: no file, no table, a column missing, a value of the wrong type, rows of several
-            machines or models in one file, or no row at all.
+    Raises InputError: no file, no table, a column missing, a value of the wrong type, rows of
+    several machines or models in one file, or no row at all.
     """
     lines = read_table(path, "a CSV of `serving measure`", OWN + KEY)
     rows = tuple(_row(line, place) for place, line in lines)

@@ -79,12 +79,7 @@ class Spec:
     """Table of its keys in a file, as errors name it; `{0.name}` stands for the spec's own name."""
 
     def __post_init__(self) -> None:
-        """
-        Check all values.
-
-        Raises:
-            InputError: the first that is impossible.
-        """
+        """Check all values. Raises InputError: the first that is impossible."""
         for name, limit in _limits(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, tuple | dict):

@@ -139,9 +139,8 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
     A cluster without tiers has two: its HB domain and one network without oversubscription.
     Where every node is listed, a tier is as wide as its widest unit in the list.
 
-    Raises:
-        InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
-            is said to be faster than the GPU's own links.
+    Raises InputError: neither the cluster nor the GPU has a number that is needed, or the HB domain
+    is said to be faster than the GPU's own links.
     """
     inner, *outer = cluster.tiers or _implied(cluster)
     tiers = [_domain(inner, cluster, gpu)]

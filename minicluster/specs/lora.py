@@ -82,10 +82,9 @@ def lora_modules(lora: LoraSpec, model: ModelSpec, *, tp: int) -> Iterator[Modul
     """
     Yield the adapters' matrices of one layer on one of *tp* GPUs (docs/model.md, eq. P7).
 
-    Source:
-        vLLM 0.29.0, lora/layers/column_parallel_linear.py and row_parallel_linear.py without
-        `fully_sharded_loras`: of layers sliced by columns A is whole and B sliced, of layers
-        sliced by rows A is sliced and B whole.
+    Source: vLLM 0.29.0, lora/layers/column_parallel_linear.py and row_parallel_linear.py without
+    `fully_sharded_loras`: of layers sliced by columns A is whole and B sliced, of layers sliced by
+    rows A is sliced and B whole.
     """
     hidden, heads = model.hidden_size, model.num_heads * model.head_dim / tp
     keys = max(1.0, model.num_kv_heads / tp) * model.head_dim
@@ -105,8 +104,7 @@ def adapter_bytes(lora: LoraSpec, model: ModelSpec, *, tp: int, layers: int) -> 
 
         M_ad = l r w sum over modules of (parts n + m)      (docs/model.md, eq. P7)
 
-    Ignores:
-        Adapters of a lower rank, or of fewer modules, than the slots are for.
+    Ignores: Adapters of a lower rank, or of fewer modules, than the slots are for.
     """
     values = sum(each.values_per_rank for each in lora_modules(lora, model, tp=tp))
     return layers * lora.max_lora_rank * values * DTYPE_BYTES[model.dtype]
@@ -124,8 +122,7 @@ def check_lora(lora: LoraSpec, model: ModelSpec, *, place: str) -> None:
     """
     Refuse adapters that vLLM or our formulas do not know for a model.
 
-    Raises:
-        InputError: a rank above the model's width, or layers that are not modelled.
+    Raises InputError: a rank above the model's width, or layers that are not modelled.
     """
     if lora.max_lora_rank > model.hidden_size:
         raise InputError(

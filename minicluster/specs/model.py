@@ -70,8 +70,7 @@ def mtp_layers(config: Mapping[str, object]) -> int:
     """
     Return the multi-token-prediction layers of a checkpoint.
 
-    Raises:
-        InputError: the config says no number.
+    Raises InputError: the config says no number.
     """
     keys = language_model(config)
     for key in MTP_KEYS:
@@ -258,8 +257,7 @@ class LinearSpec(Spec):
 
             max(2, 2 N_k / tp) d_k + N_v d_v / tp      (docs/model.md, eq. M6)
 
-        Source:
-            vLLM 0.29.0 `mamba2_state_shape`: every GPU holds a whole group.
+        Source: vLLM 0.29.0 `mamba2_state_shape`: every GPU holds a whole group.
         """
         keys = 2 * max(1.0, self.num_key_heads / tp) * self.key_head_dim
         return keys + self.num_value_heads * self.value_head_dim / tp

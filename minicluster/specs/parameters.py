@@ -49,14 +49,12 @@ def parameters(model: ModelSpec) -> Parameters:
             A_l linear attention, F a feed-forward (3 D f gated, 2 D f plain), E the routed experts,
             of the width r_e in place of D where there is one.
 
-    Source:
-        The layers' definitions; totals checked against the published ones in
-        tests/published/parameter_counts.toml.
+    Source: The layers' definitions; totals checked against the published ones in
+    tests/published/parameter_counts.toml.
 
-    Ignores:
-        Norms of queries and keys, extra norms, attention sinks, decays of linear attention, biases
-        of output projections, feed-forwards, heads and routers (0.1 % together at most);
-        multi-token-prediction layers; towers for images or sound.
+    Ignores: Norms of queries and keys, extra norms, attention sinks, decays of linear attention,
+    biases of output projections, feed-forwards, heads and routers (0.1 % together at most);
+    multi-token-prediction layers; towers for images or sound.
     """
     D, V, moe = model.hidden_size, model.vocab_size, model.moe
     num_moe_layers = model.num_expert_layers

@@ -172,12 +172,10 @@ class Topology:
             group: n GPUs, *stride* apart, the first of them the first of a unit.
             stride: 1 for neighbours.
 
-        Returns:
-            One number a tier: members in an HB domain, HB domains in a unit of the next tier, and
-            so on; their product is at least n.
+        Returns: One number a tier: members in an HB domain, HB domains in a unit of the next tier,
+        and so on; their product is at least n.
 
-        Raises:
-            InputError: the group is wider than the network.
+        Raises InputError: the group is wider than the network.
         """
         if (group - 1) * stride >= self.gpus:
             where = f"topology {self.name}: group"

@@ -45,8 +45,7 @@ def quantile_interval(
         values: in the order of time, shape (n,).
         weights: how often each value counts, shape (n,); absent: once.
 
-    Returns:
-        The upper end is `None` where it lies beyond the largest value.
+    Returns: The upper end is `None` where it lies beyond the largest value.
 
     Source: batch means of the indicator, inverted: Asmussen and Glynn, *Stochastic Simulation*,
     chapter IV. Never narrower than for independent values.

@@ -60,13 +60,11 @@ def differences(
         statistics: names as in `LatencySummary.at`.
         paired: the k-th values belong to the same request, and are resampled together; n = m.
 
-    Source:
-        Block bootstrap, basic percentile intervals: Kuensch (1989), Annals of Statistics 17.
-        p-value: these intervals turned round, with 1 added to each count: Davison and Hinkley
-        (1997), *Bootstrap Methods and their Application*.
+    Source: Block bootstrap, basic percentile intervals: Kuensch (1989), Annals of Statistics 17.
+    p-value: these intervals turned round, with 1 added to each count: Davison and Hinkley (1997),
+    *Bootstrap Methods and their Application*.
 
-    Ignores:
-        Dependence over more than 1/20 of the series.
+    Ignores: Dependence over more than 1/20 of the series.
     """
     rng = np.random.default_rng(SEED)
     first, second = (_thinned(each) for each in (first, second))
@@ -92,8 +90,7 @@ def holm(p_values: Sequence[float]) -> tuple[bool, ...]:
 
     The probability of any false mark is that of a single test (5 %), however they are dependent.
 
-    Source:
-        Holm (1979), Scandinavian Journal of Statistics 6.
+    Source: Holm (1979), Scandinavian Journal of Statistics 6.
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     marks = [False] * len(p_values)

@@ -76,17 +76,14 @@ def design_effect(values: NDArray[np.float64]) -> DesignEffect:
     *values* are in the order of time, misses infinite, shape (n,). The effect is 1 if neighbours
     are not correlated.
 
-    Source:
-        Batch means as an autoregression: Fishman (1971), *Management Science* 18. Both
-        coefficients from two correlations: Yule and Walker; their variance, and by the delta
-        method that of deff: Box and Jenkins, *Time Series Analysis*, chapter 7. Chance in q:
-        Quenouille (1949), *JRSS B* 11. Bias of s: Marriott and Pope (1954), *Biometrika* 41.
-        Design effect: Kish. `benchmarks/verdict_coverage.py` shows how often intervals hold
-        the truth.
+    Source: Batch means as an autoregression: Fishman (1971), *Management Science* 18. Both
+    coefficients from two correlations: Yule and Walker; their variance, and by the delta method
+    that of deff: Box and Jenkins, *Time Series Analysis*, chapter 7. Chance in q: Quenouille
+    (1949), *JRSS B* 11. Bias of s: Marriott and Pope (1954), *Biometrika* 41. Design effect: Kish.
+    `benchmarks/verdict_coverage.py` shows how often intervals hold the truth.
 
-    Ignores:
-        Events that a short run does not contain even once: see `samples_needed`. Runs with few
-        misses also underestimate the effect, so that intervals that err lie too high.
+    Ignores: Events that a short run does not contain even once: see `samples_needed`. Runs with few
+    misses also underestimate the effect, so that intervals that err lie too high.
     """
     values = np.round(values, ROUNDING_DIGITS)
     ordered = np.sort(values)

@@ -39,9 +39,8 @@ def mser5(values: NDArray[np.float64]) -> tuple[int, bool]:
 
     *values* are one latency of all requests, in their order, finite, shape (n,).
 
-    Returns:
-        First request that counts, and whether the run settled: the best cut is not the last one
-        that was tried.
+    Returns: First request that counts, and whether the run settled: the best cut is not the last
+    one that was tried.
 
     Source: White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics for
     simulation", WSC 2000.
@@ -91,10 +90,9 @@ def rises(values: NDArray[np.float64]) -> bool:
         values: in their order, infinite without an answer, shape (n,); of fewer than
             `FEWEST_OF_TREND` nothing is said.
 
-    Returns:
-        Falsely true in 0.3 % of the runs whose requests do not depend on one another (111 of the
-        8! orders). Of runs of 40 to 150 requests of a steady queue of eight servers, where they
-        do, in 0.3 to 2 % at 50 and 70 % load, 2 to 7 % at 85 %, 6 to 11 % at 95 %.
+    Returns: Falsely true in 0.3 % of the runs whose requests do not depend on one another (111 of
+    the 8! orders). Of runs of 40 to 150 requests of a steady queue of eight servers, where they do,
+    in 0.3 to 2 % at 50 and 70 % load, 2 to 7 % at 85 %, 6 to 11 % at 95 %.
 
     Source: Mann (1945), Econometrica 13; Kendall, *Rank Correlation Methods*.
     """

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from minicluster.errors import InputError
 from minicluster.specs.lora import popularity
 from minicluster.workload.lengths import request_quantiles
+from minicluster.workload.schedule import ScheduledRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from minicluster.specs.workload import WorkloadSpec
 
 
@@ -24,19 +27,13 @@ CONTENT_TOKENS = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
     """
-    Requests in order of arrival.
+    Columns of `ScheduledRequest`, in the order of arrival; `None`: the same of all of them.
 
     Attributes:
-        due_s: arrival times from the start, ascending, shape (n,), like the arrays below.
-        previous: index of the request that has to be answered first, -1: none;
-            `None`: no request waits for another. `due_s` of a waiting request has no meaning.
-        think_s: from the end of the previous request to the arrival of this one.
-        prefix_tokens: prompt tokens that are in the prefix cache of every replica.
-        session: conversation, whose earlier turns are a prefix of the prompt; -1: none.
-        class_of: class of each, as numbered in the workload; `None`: there are none.
-        content: for each request, ids of its prompt's whole blocks of `CONTENT_TOKENS`; equal ids
-            mean equal tokens. `None`: unknown.
-        adapter: LoRA adapter of each, the most popular one 0; `None`: none.
+        due_s: arrival times from the start, ascending, shape (n,), like the arrays below; of a
+            request that waits for another without a meaning.
+        previous: -1: none, as of session and adapter.
+        content: of each request, ids of blocks of `CONTENT_TOKENS`.
     """
 
     due_s: NDArray[np.float64]
@@ -58,8 +55,7 @@ class Arrivals:
         """
         Return the same requests with their time stretched to a rate.
 
-        Raises:
-            InputError: all of them come at one time.
+        Raises InputError: all of them come at one time.
         """
         due, last = self.due_s, len(self) - 1
         if last < 1 or due[-1] == 0:
@@ -90,6 +86,43 @@ class Arrivals:
         """Return the attributes that are known, by name: a value for each request."""
         named = ((column.name, getattr(self, column.name)) for column in fields(self))
         return {name: values for name, values in named if values is not None}
+
+    def requests(self, counts: NDArray[np.bool_] | None = None) -> tuple[ScheduledRequest, ...]:
+        """Return a row for each request, `in_window` as *counts* says, shape (n,)."""
+        columns = self.columns() if counts is None else self.columns() | {"in_window": counts}
+        lists = [c if isinstance(c, tuple) else c.tolist() for c in columns.values()]
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
+        return tuple(_request(index, row) for index, row in enumerate(rows))
+
+
+def _request(index: int, row: dict[str, Any]) -> ScheduledRequest:
+    none = {name for name in ("previous", "session", "adapter") if row.get(name) == -1}
+    if "previous" in row:
+        row |= {"think_s": 0.0} if "previous" in none else {"due_s": 0.0}
+    row["prefix_tokens"] = min(row.get("prefix_tokens", 0), row["input_tokens"])
+    return ScheduledRequest(index=index, **{k: v for k, v in row.items() if k not in none})
+
+
+def arrivals_of(requests: Sequence[ScheduledRequest]) -> Arrivals:
+    """Return at least one request that waits for none as columns, the first at 0 seconds."""
+
+    def column(name: str, none: int = 0) -> NDArray[np.int64] | None:
+        values = [getattr(request, name) for request in requests]
+        if all(value in {None, none} for value in values):
+            return None
+        return np.array([none if value is None else value for value in values], dtype=np.int64)
+
+    due_s = np.array([request.due_s for request in requests])
+    content = tuple(request.content for request in requests)
+    return Arrivals(
+        due_s=due_s - due_s[0],
+        input_tokens=np.array([request.input_tokens for request in requests]),
+        output_tokens=np.array([request.output_tokens for request in requests]),
+        content=content if any(content) else None,
+        prefix_tokens=column("prefix_tokens"),
+        session=column("session", -1),
+        adapter=column("adapter", -1),
+    )
 
 
 class EquallyLikely(NamedTuple):

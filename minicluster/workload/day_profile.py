@@ -57,9 +57,8 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
         path: columns `time_s` or `hour`, and `requests_per_s` or `peak_fraction`.
         requests_per_s: of which `peak_fraction` is the share.
 
-    Raises:
-        InputError: no such file or columns, a rate that is negative or no number, times that are
-            unsorted, have a hole or make no day; the message names file and line.
+    Raises InputError: no such file or columns, a rate that is negative or no number, times that are
+    unsorted, have a hole or make no day; the message names file and line.
     """
     lines = read_text(path, f"a CSV file: {COLUMNS}").splitlines()
     kept = [(at, line) for at, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]

@@ -72,8 +72,7 @@ def read_engine_steps(path: Path) -> EngineSteps | None:
     """
     Read what `write_engine_steps` wrote; `None`: there is no such file, or no engine reported.
 
-    Raises:
-        InputError: a file that is not one of these.
+    Raises InputError: a file that is not one of these.
     """
     if not path.exists():
         return None

@@ -145,8 +145,7 @@ def _answers_of_groups(answers: Floats, weights: Floats, levels: Floats) -> Floa
         weights: of the rows, which a border between groups may cut.
         levels: of the quantiles, shape (m, n).
 
-    Returns:
-        Answers, shape (m, n).
+    Returns: Answers, shape (m, n).
     """
     count = levels.shape[1]
     borders = np.linspace(0.0, weights.sum(), count + 1)
@@ -194,8 +193,7 @@ def length_rows(prompts: Whole, answers: Whole, *, place: str) -> tuple[LengthRo
         answers: tokens of its answer, shape (n,).
         place: where they come from, named in errors.
 
-    Raises:
-        InputError: `MOST_ROWS` rows err by more than `MOST_LOST`.
+    Raises InputError: `MOST_ROWS` rows err by more than `MOST_LOST`.
     """
     lengths = np.column_stack([prompts, answers]).astype(np.int64)
     most = FEW_ROWS

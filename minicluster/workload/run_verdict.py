@@ -32,8 +32,7 @@ def read_run_verdict(path: Path) -> RunVerdict | None:
     """
     Read a verdict; `None` if there is no such file.
 
-    Raises:
-        InputError: the file holds no verdict.
+    Raises InputError: the file holds no verdict.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -158,8 +158,7 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 
     A last line without its end, left by a client that was killed, is skipped.
 
-    Raises:
-        InputError: no such file, or a line that is no sample.
+    Raises InputError: no such file, or a line that is no sample.
     """
     found = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
     return tuple(sorted(found, key=lambda sample: sample.index))

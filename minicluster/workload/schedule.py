@@ -1,4 +1,4 @@
-"""The requests that a load test sends: one request, one line of `schedule.jsonl`."""
+"""Requests with their times: of a trace, or as a load test sends them (`schedule.jsonl`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from minicluster.config import read_lines
+from minicluster.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRequest:
     """
-    One request to send; `in_window` if it counts.
+    One request of a load; `in_window` if it counts.
 
     Attributes:
         due_s: scheduled arrival, seconds after the start; 0 if it waits for `previous`.
@@ -34,7 +35,7 @@ class ScheduledRequest:
     due_s: float
     input_tokens: int
     output_tokens: int
-    in_window: bool
+    in_window: bool = True
     previous: int | None = None
     think_s: float = 0.0
     session: int | None = None
@@ -49,15 +50,14 @@ class ScheduledRequest:
 
 
 def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:
-    """Write *requests*, a line each."""
-    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in requests), encoding="utf-8")
+    """Write *requests*, a line each: also a trace, for `minicluster.workload.traces`."""
+    write_atomically(path, "".join(json.dumps(asdict(r)) + "\n" for r in requests))
 
 
 def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
     """
     Read what `write_schedule` wrote; files of others are read by `minicluster.workload.traces`.
 
-    Raises:
-        InputError: no such file, or a line that is no request.
+    Raises InputError: no such file, or a line that is no request.
     """
     return read_lines(ScheduledRequest, path, "a schedule of `loadtest run`")

@@ -56,12 +56,10 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     Gaps, prompt lengths, output lengths, classes and adapters come from independent streams of
     *seed*, so that changing one distribution leaves the draws of the others as they were.
 
-    Raises:
-        InputError: *count* is not positive, or users or turns of several classes.
+    Raises InputError: *count* is not positive, or users or turns of several classes.
 
-    Ignores:
-        With turns: the arrivals' rate is that of requests while conversations come in full;
-        the last conversation may be cut.
+    Ignores: With turns: the arrivals' rate is that of requests while conversations come in full;
+    the last conversation may be cut.
     """
     positive(count=count)
     if workload.classes and (source.users is not None or source.turns > 1):

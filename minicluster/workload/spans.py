@@ -10,28 +10,10 @@ from minicluster.errors import Fault, InputError
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from minicluster.workload.schedule import ScheduledRequest
+
 Key = tuple[str, str]
 """Ids of a trace and of a span."""
-
-
-class TraceRow(NamedTuple):
-    """
-    One request.
-
-    Attributes:
-        content: ids of the prompt's whole blocks.
-        prefix_tokens: of the prompt, in the prefix cache.
-        session: conversation; -1: none.
-        adapter: LoRA adapter; -1: none.
-    """
-
-    due_s: float
-    input_tokens: int
-    output_tokens: int
-    content: tuple[int, ...] = ()
-    prefix_tokens: int = 0
-    session: int = -1
-    adapter: int = -1
 
 
 class Request(NamedTuple):
@@ -48,7 +30,7 @@ class Request(NamedTuple):
     """
 
     place: str
-    row: TraceRow
+    row: ScheduledRequest
     key: str
     at: object
     took_s: float
@@ -72,10 +54,9 @@ def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> 
         requests: those without a span count.
         parents: the span above each span of the file, requests or not.
 
-    Raises:
-        InputError: tokens of a span are neither those of the one below it nor the sum of several,
-            two spans of one id have different ones, or two of a trace have the same and a span
-            above one of them is not in the file.
+    Raises InputError: tokens of a span are neither those of the one below it nor the sum of
+    several, two spans of one id have different ones, or two of a trace have the same and a span
+    above one of them is not in the file.
     """
     at_of: dict[Key, int] = {}
     again: set[int] = set()

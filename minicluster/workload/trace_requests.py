@@ -6,14 +6,15 @@ import json
 import re
 from collections import Counter, defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.records import flat, read_records
-from minicluster.workload.spans import Key, Request, TraceRow, repeated
+from minicluster.workload.schedule import ScheduledRequest
+from minicluster.workload.spans import Key, Request, repeated
 from minicluster.workload.trace_formats import FORMATS, Format, Meaning, format_of, meaning
 from minicluster.workload.trace_times import epoch_unit, number_of
 
@@ -88,8 +89,7 @@ class RequestFile:
         """
         Return the requests in the file's order, each once; at least one.
 
-        Raises:
-            InputError: no such file, no requests, or a record that cannot be one.
+        Raises InputError: no such file, no requests, or a record that cannot be one.
         """
         found: list[Request] = []
         parents: dict[Key, Key | None] = {}
@@ -158,7 +158,8 @@ class RequestFile:
         if not facts["time"]:
             raise ValueError("a request without a time")
         key, at = min(facts["time"], key=_doubt)
-        row = TraceRow(0.0, _tokens(facts["prompt"]), _tokens(facts["answer"]))
+        prompt, answer = (_tokens(facts[side]) for side in ("prompt", "answer"))
+        row = ScheduledRequest(index=0, due_s=0.0, input_tokens=prompt, output_tokens=answer)
         if self.format is FORMATS["schedule"]:
             row = _scheduled(record, row)
         took_s = float(record.get("seconds", 0)) if self.format is FORMATS["access"] else 0.0
@@ -241,18 +242,18 @@ def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
     return (trace, str(own[0][1])), (trace, above[0]) if above else None
 
 
-def _scheduled(record: dict[str, Any], row: TraceRow) -> TraceRow:
-    """Add what only a schedule says of a request."""
+def _scheduled(record: dict[str, Any], row: ScheduledRequest) -> ScheduledRequest:
     keys = ("prefix_tokens", "session", "adapter")
+    numbers: dict[str, Any]
     numbers = {key: whole(key, record[key]) for key in keys if record.get(key) is not None}
-    found = row._replace(content=_ids("content", record.get("content", [])), **numbers)
-    if len(found.content) * CONTENT_TOKENS > max(0, row.input_tokens):
-        raise ValueError(f"one whose content is {written(found.content)}")
-    if not 0 <= found.prefix_tokens <= max(0, row.input_tokens):
-        raise ValueError(f"one with prefix_tokens {found.prefix_tokens}")
-    if not -1 <= found.session < MAX_SESSIONS:
-        raise ValueError(f"one of session {found.session}")
-    return found
+    content, prefix = _ids("content", record.get("content", [])), numbers.get("prefix_tokens", 0)
+    if len(content) * CONTENT_TOKENS > max(0, row.input_tokens):
+        raise ValueError(f"one whose content is {written(content)}")
+    if not 0 <= prefix <= max(0, row.input_tokens):
+        raise ValueError(f"one with prefix_tokens {prefix}")
+    if not -1 <= numbers.get("session", -1) < MAX_SESSIONS:
+        raise ValueError(f"one of session {numbers['session']}")
+    return replace(row, content=content, **numbers)
 
 
 def _ids(key: str, value: object) -> tuple[int, ...]:

@@ -77,8 +77,7 @@ def clock_of(
         option: unit that the user gives.
         fits_blocks: whether ids of blocks are those of the format; `None`: there are none.
 
-    Raises:
-        InputError: times that can be read in two ways, which it names.
+    Raises InputError: times that can be read in two ways, which it names.
     """
     first = requests[0]
     number = number_of(first.at)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from minicluster.errors import Fault, InputError
-from minicluster.files import write_atomically
-from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
+from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals, arrivals_of
 from minicluster.workload.trace_options import AS_FOUND, TraceReading
 from minicluster.workload.trace_requests import ReadAs, RequestFile
 from minicluster.workload.trace_times import clock_of
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from minicluster.workload.spans import Request, TraceRow
+    from minicluster.workload.spans import Request
     from minicluster.workload.trace_formats import Format
 
 MAX_TOKENS = 100_000_000
@@ -55,11 +51,9 @@ def read_trace(
         reading: what decides in place of the file.
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
 
-    Raises:
-        InputError: no such file, another format, nothing in it, times of no certain unit, or a
-            request that is malformed, goes back in time, has a length of 0, images, several
-            answers or ids that do not fit its tokens, or waits for another; the message names
-            file and line.
+    Raises InputError: no such file, another format, nothing in it, times of no certain unit, or a
+    request that is malformed, goes back in time, has a length of 0, images, several answers or ids
+    that do not fit its tokens, or waits for another; the message names file and line.
     """
     file = RequestFile(path=path, skip_images=reading.skip_images)
     requests = file.read()
@@ -77,42 +71,18 @@ def read_trace(
             str(path), Fault("is a trace without requests that were answered"), "at least one"
         )
     _check(kept)
-    found = [
-        each.row._replace(due_s=due_s, content=_content(each, block, numbers))
-        for due_s, each in kept
+    requests_of = [
+        replace(read.row, due_s=due_s, content=_content(read, block, numbers))
+        for due_s, read in kept
     ]
     blocks = f", blocks of {block} tokens" if block else ""
     return Trace(
-        arrivals=arrivals_of(found),
+        arrivals=arrivals_of(requests_of),
         file=ReadAs(
             form=f"{form.title}: {clock}{blocks}",
             left_out=dict(file.left_out),
             unread=tuple(file.unread),
         ),
-    )
-
-
-def write_trace(arrivals: Arrivals, path: Path) -> None:
-    """Write arrivals, none of which waits for another, as a trace that `read_trace` reads."""
-    columns = arrivals.columns()
-    lists = [c if isinstance(c, tuple) else c.tolist() for c in columns.values()]
-    rows = (dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True))
-    none = {"session": -1, "adapter": -1}
-    texts = (json.dumps({k: v for k, v in row.items() if none.get(k) != v}) for row in rows)
-    write_atomically(path, "\n".join(texts) + "\n")
-
-
-def arrivals_of(rows: Sequence[TraceRow]) -> Arrivals:
-    """Return the arrivals of at least one row, in the order of time, the first at 0 seconds."""
-    due, inputs, outputs, content, prefix, session, adapter = zip(*rows, strict=True)
-    return Arrivals(
-        due_s=np.array(due, dtype=np.float64) - due[0],
-        input_tokens=np.array(inputs, dtype=np.int64),
-        output_tokens=np.array(outputs, dtype=np.int64),
-        content=content if any(content) else None,
-        prefix_tokens=np.array(prefix, dtype=np.int64) if any(prefix) else None,
-        session=np.array(session, dtype=np.int64) if max(session) >= 0 else None,
-        adapter=np.array(adapter, dtype=np.int64) if min(adapter) >= 0 else None,
     )
 
 

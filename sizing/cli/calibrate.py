@@ -20,8 +20,8 @@ from minicluster.plan import Deployment, Inputs, StepModel, step_time, to_json
 from minicluster.shell import say, talk
 from minicluster.specs.calibration import CalibrationSpec, read_measurements
 from minicluster.workload.arrivals import equally_likely
+from minicluster.workload.schedule import write_schedule
 from minicluster.workload.sources import RequestSource, drawn
-from minicluster.workload.traces import write_trace
 from sizing.evidence.refit.engine_steps import fit_interference_to_steps
 from sizing.evidence.refit.fit import (
     RunResidual,
@@ -329,7 +329,7 @@ def write_burst(path: Path, load: WorkloadSpec, rate: float, *, seed: int = 0) -
     count = round((WARM_UP_S + BURST_S) * rate)
     arrivals = drawn(load, RequestSource(), count=count, seed=seed)
     due_s = arrivals.due_s * load.requests_per_s / rate
-    write_trace(replace(arrivals, due_s=due_s), path)
+    write_schedule(replace(arrivals, due_s=due_s).requests(), path)
 
 
 def _status() -> dict[str, Any] | None:

@@ -11,9 +11,10 @@ from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 from minicluster.workload.lengths import independent_rows, length_rows
 from minicluster.workload.records import begins_as_json
+from minicluster.workload.schedule import write_schedule
 from minicluster.workload.trace_options import AS_FOUND, TraceReading
 from minicluster.workload.trace_requests import ReadAs
-from minicluster.workload.traces import read_trace, write_trace
+from minicluster.workload.traces import read_trace
 from minicluster.workload.traffic import LengthSummary, Traffic, of_arrivals
 from sizing.stacks.conversations import is_conversation, read_answers
 
@@ -71,7 +72,7 @@ def read_traffic(
         read = read_trace(path, reading, skip_unanswered=True)
         traffic = of_arrivals(read, str(path))
         if trace is not None:
-            write_trace(read.arrivals, trace)
+            write_schedule(read.arrivals.requests(), trace)
         return traffic
     if trace is not None:
         raise InputError("--out", str(trace), "a file with arrivals, which this one has not")

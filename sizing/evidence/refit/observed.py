@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +13,11 @@ from minicluster.errors import InputError
 from minicluster.phases import HANDOFF, INGRESS, QUEUED_PREFILL, phase_s
 from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
-from minicluster.workload.arrivals import Arrivals
+from minicluster.workload.arrivals import Arrivals, arrivals_of
 from minicluster.workload.engine_steps import ENGINE_STEPS, read_engine_steps
 from minicluster.workload.run_verdict import read_run_verdict
 from minicluster.workload.samples import Sample, read_samples
-from minicluster.workload.schedule import read_schedule
-from minicluster.workload.spans import TraceRow
-from minicluster.workload.traces import arrivals_of
+from minicluster.workload.schedule import ScheduledRequest, read_schedule
 from sizing.evidence.refit.engine_steps import TimedSteps, timed_steps
 from sizing.evidence.refit.hiccups import Hiccup, find_hiccups, outside
 
@@ -164,13 +162,15 @@ def _arrivals(samples: Sequence[Sample], schedule: Path) -> Arrivals:
     asked = {each.index: each for each in read_schedule(schedule)} if schedule.exists() else {}
     rows = []
     for s in samples:
-        row = TraceRow(s.due_s, s.asked_input_tokens, s.asked_output_tokens)
+        row = ScheduledRequest(
+            index=s.index,
+            due_s=s.due_s,
+            input_tokens=s.asked_input_tokens,
+            output_tokens=s.asked_output_tokens,
+        )
         if (request := asked.get(s.index)) is not None:
-            row = row._replace(
-                content=request.content,
-                prefix_tokens=request.prefix_tokens,
-                session=-1 if request.session is None else request.session,
-            )
+            shared = ("content", "prefix_tokens", "session")
+            row = replace(row, **{name: getattr(request, name) for name in shared})
         rows.append(row)
     return arrivals_of(rows)
 

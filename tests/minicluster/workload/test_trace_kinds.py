@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from minicluster.errors import InputError
+from minicluster.workload.schedule import write_schedule
 from minicluster.workload.trace_options import TraceReading
-from minicluster.workload.traces import read_trace, write_trace
+from minicluster.workload.traces import read_trace
 
 EPOCH_S = 1_767_225_600  # 2026-01-01
 DATES = [f"2026-01-01T00:00:0{n}Z" for n in range(6)]
@@ -329,7 +330,7 @@ def test_rate_and_lengths_are_the_files(
     assert set(found.output_tokens) <= {60, 9}
     assert read_as in read.file.lines()[0]
     again = tmp_path / "again"
-    write_trace(found, again)
+    write_schedule(found.requests(), again)
     for name, column in found.columns().items():
         np.testing.assert_array_equal(read_trace(again).arrivals.columns()[name], column)
 
