@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sizing.planner.studies.day import DayOptions as DayOptions
     from sizing.planner.studies.day import day as day
     from sizing.planner.studies.decisions import decisions as decisions
+    from sizing.planner.studies.grid import Swept as Swept
     from sizing.planner.studies.split_map import split_map as split_map
-    from sizing.planner.studies.sweep import Swept as Swept
     from sizing.scenario import Scenario as Scenario
     from sizing.simulation.planned import simulate as simulate
 
@@ -42,7 +42,7 @@ _HOMES = {
     "Plan": "minicluster.plan",
     "RequestSource": "minicluster.workload.sources",
     "Scenario": "sizing.scenario",
-    "Swept": "sizing.planner.studies.sweep",
+    "Swept": "sizing.planner.studies.grid",
     "capacity": "sizing.planner.studies.capacity",
     "day": "sizing.planner.studies.day",
     "decisions": "sizing.planner.studies.decisions",

@@ -153,7 +153,7 @@ def split_map(
 ) -> None:
     """Map where split pools need less than aggregated ones, and how sure that is."""
     from sizing.planner.studies import split_map as maps
-    from sizing.planner.studies.sweep import parse_key
+    from sizing.planner.studies.grid import parse_key
     from sizing.planner.workers import Workers
     from sizing.report.questions import split_map_sections
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,11 +26,12 @@ from sizing.cli.common import (
 from sizing.cli.study import StudyOptions, study
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
     from sizing.planner.configuration import Configuration
+    from sizing.planner.studies.grid import Case, Swept
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import StudyResult
 
@@ -65,32 +65,35 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     jobs: Jobs = None,
 ) -> None:
     """Compare the plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
+    from minicluster.plan import Inputs
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import (
-        OBJECTIVES,
-        answer_line,
-        cheapest,
-        result_json,
-    )
+    from sizing.planner.studies.grid import plan_cases
+    from sizing.planner.studies.result import OBJECTIVES, answer_line, cheapest, result_json
     from sizing.planner.workers import Workers
     from sizing.report.study import comparison_sections
 
     one_of(OBJECTIVES, **{"--by": by})
-    prices = dict(_price(each) for each in price or [])
+    prices = dict(_price(price_of_gpu) for price_of_gpu in price or [])
     if calibration is not None and (gpu or engine):
         expected = "no --gpu and no --engine: it timed one engine on one machine"
         raise InputError("--calibration", str(calibration), expected)
-    changes = {"cluster.gpu": _names(gpu), "engine.name": _names(engine)}
-    rows = _rows(scenarios, changes, prices, overrides or [], calibration)
-    if len(rows) < 2:  # noqa: PLR2004  (one is no comparison)
+    keys = _compared_keys(gpu, engine)
+    cases = [
+        case
+        for scenario in scenarios
+        for case in _read_compared(
+            scenario, keys, prices, overrides or [], calibration, named=not keys or scenarios[1:]
+        )
+    ]
+    if len(cases) < 2:  # noqa: PLR2004  (one is no comparison)
         expected = "two, or several GPUs by --gpu, or engines by --engine"
         raise InputError("SCENARIOS", [str(s) for s in scenarios], expected)
+    known = [(case.label, case.scenario) for case in cases if isinstance(case.scenario, Inputs)]
     if by == "usd":
-        for label, _, inputs in rows:
+        for label, inputs in known:
             require_price(inputs, label)
     with Workers.instead(jobs) as workers:
-        planned = workers.map(_compared, rows)
-        results = list(tracked(planned, "planning", total=len(rows)))
+        results = list(tracked(plan_cases(cases, workers), "planning", total=len(cases)))
     best = cheapest(results, by)
     data = {
         "by": by,
@@ -98,51 +101,49 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         "answers": [result_json(result) for result in results],
     }
     headline = "None has a plan" if best is None else answer_line(results, by)
-    compared = comparison_sections(results, rows[0][2].scenario.slo.percentile, headline)
+    compared = comparison_sections(results, known[0][1].scenario.slo.percentile, headline)
     show(data, *compared, as_json=as_json)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
 
 
-def _compared(row: tuple[str, Path, Inputs]) -> StudyResult:
-    from sizing.planner.studies.result import plan_scenario
+def _compared_keys(gpus: str, engines: str) -> list[Swept]:
+    """Return the axes of a comparison, each name of a GPU as the catalog has it."""
+    from sizing import catalog
+    from sizing.planner.studies.grid import Swept
 
-    label, scenario, inputs = row
-    with naming(scenario):
-        return plan_scenario(inputs, label)
+    known = [catalog.find_gpu(name, place="--gpu").name for name in _names(gpus)]
+    axes = {"cluster.gpu": known, "engine.name": _names(engines)}
+    return [Swept(key=key, values=tuple(values)) for key, values in axes.items() if values]
 
 
-def _rows(
-    scenarios: list[Path],
-    changes: dict[str, list[str]],
+def _read_compared(
+    scenario: Path,
+    keys: Sequence[Swept],
     prices: dict[str, float],
     overrides: list[str],
     calibration: Path | None,
-) -> list[tuple[str, Path, Inputs]]:
-    """Read every scenario with every GPU and engine: errors come before any planning."""
-    from sizing import catalog
+    *,
+    named: object,
+) -> Iterator[Case]:
+    """Yield the cases of one scenario, called by what differs: its name, GPU, engine's version."""
+    from minicluster.plan import Inputs
+    from sizing.planner.studies.grid import read_cases
     from sizing.scenario import Scenario
 
-    gpus = [catalog.find_gpu(name, place="--gpu").name for name in changes["cluster.gpu"]]
-    engines = changes["engine.name"]
-    rows: list[tuple[str, Path, Inputs]] = []
-    for scenario, gpu, engine in product(scenarios, gpus or [""], engines or [""]):
-        chosen = [
-            *overrides,
-            *([f"cluster.gpu={gpu}"] if gpu else []),
-            *([f"engine.name={engine}"] if engine else []),
-        ]
-        inputs = Scenario.load(scenario, chosen, calibration)
+    def load(more: tuple[str, ...]) -> Inputs:
+        inputs = Scenario.load(scenario, [*overrides, *more], calibration)
         if inputs.gpu.name in prices:
-            paid = prices[inputs.gpu.name]
-            inputs = Scenario.load(
-                scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
-            )
-        alone = len(scenarios) == 1 and (gpu or engine)
-        name = "" if alone else scenario.name.removesuffix(".toml")
-        version = f"{inputs.engine.name} {inputs.engine.version}" if engine else ""
-        rows.append((" ".join(filter(None, [name, gpu, version])), scenario, inputs))
-    return rows
+            paid = f"cluster.price_usd_per_gpu_hour={prices[inputs.gpu.name]}"
+            inputs = Scenario.load(scenario, [*overrides, *more, paid], calibration)
+        return inputs
+
+    name = scenario.name.removesuffix(".toml") if named else ""
+    for case in read_cases(keys, load):
+        words = [name, *case.values]
+        if keys and keys[-1].key == "engine.name" and isinstance(case.scenario, Inputs):
+            words.append(case.scenario.engine.version)
+        yield replace(case, label=" ".join(filter(None, words)))
 
 
 def _names(text: str) -> list[str]:
@@ -177,63 +178,34 @@ def sweep(
     ] = None,
 ) -> None:
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
+    from sizing.planner.studies.grid import parse_key, plan_cases, read_cases
     from sizing.planner.studies.result import result_json
-    from sizing.planner.studies.sweep import parse_key, points
     from sizing.planner.workers import Workers
     from sizing.report.study import sweep_sections
 
-    keys = [parse_key(each) for each in key or []]
-    combinations = points(keys)
-    cases = _read_points(asked, combinations)
+    keys = [parse_key(text) for text in key or []]
+    if not keys:
+        raise InputError("--key", None, "at least one, for example workload.requests_per_s=1,2,5")
+    cases = read_cases(keys, asked.load)
     results: list[StudyResult] = []
     try:
-        labels = map(" ".join, combinations)
         with Workers.instead(asked.jobs) as workers:
-            points_of = workers.map(_planned, list(zip(cases, labels, strict=True)))
-            for result in tracked(points_of, "planning", total=len(combinations)):
+            for result in tracked(plan_cases(cases, workers), "planning", total=len(cases)):
                 results.append(result)
                 if result.interrupted:
                     break
     except KeyboardInterrupt:
         if not results:
             raise
-    stopped = len(results) < len(combinations) or results[-1].interrupted
-    combinations = combinations[: len(results)]
+    stopped = len(results) < len(cases) or results[-1].interrupted
+    names = [swept.key for swept in keys]
     data = [
-        {"values": dict(each.split("=", 1) for each in combination), **result_json(result)}
-        for combination, result in zip(combinations, results, strict=True)
+        {"values": dict(zip(names, case.values, strict=True)), **result_json(result)}
+        for case, result in zip(cases, results, strict=False)
     ]
-    asked.answer("sweep", data, sweep_sections(keys, combinations, results))
+    asked.answer("sweep", data, sweep_sections(keys, cases[: len(results)], results))
     found = any(result.plans for result in results)
     asked.leave(found=found, stopped=stopped, so_far="the points so far")
-
-
-def _read_points(
-    asked: StudyOptions, combinations: Sequence[tuple[str, ...]]
-) -> list[Inputs | InputError]:
-    """Read the scenario at every point; an error in all of them is one of the scenario."""
-    from minicluster.plan import Inputs
-
-    asked.load()
-    cases: list[Inputs | InputError] = []
-    for combination in combinations:
-        try:
-            cases.append(asked.load(combination))
-        except InputError as error:
-            cases.append(error)
-    if isinstance(cases[-1], InputError) and not any(isinstance(case, Inputs) for case in cases):
-        raise cases[-1]
-    return cases
-
-
-def _planned(point: tuple[Inputs | InputError, str]) -> StudyResult:
-    """Plan one point; one that cannot be planned is a result too."""
-    from sizing.planner.studies.result import StudyResult, plan_scenario
-
-    case, label = point
-    if isinstance(case, InputError):
-        return StudyResult(label=label, refused=str(case))
-    return plan_scenario(case, label, keep_refusals=True)
 
 
 # --- pareto

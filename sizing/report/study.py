@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Confidence
+    from sizing.planner.studies.grid import Case, Swept
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import DesignPoint, Front
-    from sizing.planner.studies.sweep import Swept
 
 WORDS = ("layout", "then binds")
 MOST_ROWS = 20
@@ -32,26 +32,41 @@ def comparison_sections(
 ) -> Iterator[Section]:
     """Yield the *headline*, and one row per scenario: size, cost, latencies, headroom."""
     yield Section(headline, ())
-    known = [figures(answer.plans) for answer in answers if answer.plans]
-    priced = any(each.running.usd_per_hour is not None for each in known)
-    heads = ["scenario", "GPUs", "nodes", "layout", "W", "J/token"]
+    labels = [(answer.label,) for answer in answers]
+    title, notes = "Compared", _comparison_notes(answers)
+    yield _grid_table(title, ("scenario",), labels, answers, statistic, notes=notes)
+
+
+def _grid_table(
+    title: str,
+    names: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    answers: Sequence[StudyResult],
+    statistic: str,
+    *,
+    notes: Iterable[str] = (),
+) -> Section:
+    """Return one row per scenario of a grid: size, cost, latencies and headroom of its plan."""
+    costs = [figures(answer.plans).running for answer in answers if answer.plans]
+    priced = any(cost.usd_per_hour is not None for cost in costs)
+    heads = [*names, "GPUs", "nodes", "layout", "W", "J/token"]
     heads += ["$/h", "$/Mtok"] if priced else []
-    heads += [f"TTFT {statistic}", f"TPOT {statistic}", "headroom", "then binds", "confidence"]
+    heads += [f"TTFT {statistic}".strip(), f"TPOT {statistic}".strip()]
+    heads += ["headroom", "then binds", "confidence"]
     rows: list[list[str | Cell]] = []
-    for answer in answers:
+    for label, answer in zip(labels, answers, strict=True):
         if not answer.plans:
-            rows.append([answer.label, "", "", Cell("infeasible", "bad")])
+            rows.append([*label, "", "", Cell("infeasible", "bad")])
             continue
-        found = figures(answer.plans)
-        cost = found.running
+        size = figures(answer.plans)
+        cost = size.running
         cells = [number(cost.power_w, ",.0f"), number(cost.joules_per_output_token, ".2f")]
         if priced:
             cells += [number(cost.usd_per_hour), number(cost.usd_per_million_output_tokens)]
-        confidence = number(found.confidence_fraction, ".0%")
-        rows.append([answer.label, *_size(found), *cells, *_limits(found), confidence])
+        confidence = number(size.confidence_fraction, ".0%")
+        rows.append([*label, *_size(size), *cells, *_limits(size), confidence])
     details = ("nodes", "J/token", "W", "confidence")
-    notes = _comparison_notes(answers)
-    yield table("Compared", heads, rows, words=WORDS, details=details, notes=notes)
+    return table(title, heads, rows, words=(*WORDS, *names), details=details, notes=notes)
 
 
 def _size(found: Figures) -> tuple[str, str, str]:
@@ -96,38 +111,29 @@ FROM_ZERO = {"rangemode": "tozero"}
 
 
 def sweep_sections(
-    keys: Sequence[Swept],
-    combinations: Sequence[tuple[str, ...]],
-    answers: Sequence[StudyResult],
+    keys: Sequence[Swept], cases: Sequence[Case], answers: Sequence[StudyResult]
 ) -> Iterator[Section | ChartRow]:
     """Yield how many points have a plan, charts, and one row per point or why it has none."""
     planned = sum(bool(answer.plans) for answer in answers)
-    names = [key.key for key in keys]
+    names = [swept.key for swept in keys]
     anew = f"Planned anew for every value of {' and '.join(names)}."
     yield Section(f"{planned} of {len(answers)} points have a plan", (Text(anew),))
-    yield ChartRow(tuple(_sweep_figures(keys, combinations, answers)))
-    heads = (*names, "GPUs", "nodes", "layout", "TTFT", "TPOT", "headroom", "then binds")
-    rows: list[list[str | Cell]] = []
-    for combination, answer in zip(combinations, answers, strict=True):
-        values = [value.partition("=")[2] for value in combination]
-        if answer.plans:
-            found = figures(answer.plans)
-            rows.append([*values, *_size(found), *_limits(found)])
-        else:
-            rows.append([*values, *[""] * 6, Cell(answer.reason, "bad")])
-    title = "Swept; latencies at the percentile of the SLO"
-    yield table(title, heads, rows, words=(*WORDS, *names), details=("nodes", "headroom"))
+    yield ChartRow(tuple(_sweep_figures(keys, cases, answers)))
+    title, values = "Swept; latencies at the percentile of the SLO", [case.values for case in cases]
+    yield _grid_table(title, names, values, answers, "", notes=_comparison_notes(answers))
 
 
 def _sweep_figures(
-    keys: Sequence[Swept], combinations: Sequence[tuple[str, ...]], answers: Sequence[StudyResult]
+    keys: Sequence[Swept], cases: Sequence[Case], answers: Sequence[StudyResult]
 ) -> Iterator[Figure]:
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}
-    for (first, *others), answer in zip(combinations, answers, strict=True):
+    others = [swept.key for swept in keys[1:]]
+    for case, answer in zip(cases, answers, strict=True):
         if answer.plans:
-            point = (first.partition("=")[2], figures(answer.plans))
-            series.setdefault(" ".join(others) or "the plan", []).append(point)
+            place, *rest = case.values
+            line = " ".join(f"{key}={other}" for key, other in zip(others, rest, strict=True))
+            series.setdefault(line or "the plan", []).append((place, figures(answer.plans)))
     numeric = all(_is_number(value) for value in keys[0].values)
     x_axis = axis(keys[0].key) | ({} if numeric else {"type": "category"})
     for title, unit, value_of, factor in MEASURES if series else ():

@@ -156,7 +156,8 @@ def answer_line(results: Iterable[StudyResult], by: str) -> str:
     """Say which result has the least of *by*; ties are named, and what decides between them."""
     first, *others = _ranked(results, by)
     tied = [first, *(other for other in others if other.value == first.value)]
-    value = {"gpus": f"{first.value:,.0f} GPUs", "usd": f"{first.value:,.2f} $/h"}
+    gpus = f"{first.value:,.0f} GPU{'s' if first.value > 1 else ''}"
+    value = {"gpus": gpus, "usd": f"{first.value:,.2f} $/h"}
     amount = value.get(by, f"{first.value / 1e3:,.1f} kW")
     if len(tied) == 1:
         return f"Least {by}: {first.result.label}, {amount}"

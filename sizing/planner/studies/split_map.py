@@ -19,7 +19,7 @@ from sizing.planner.plan import at_planned_rate, sharing_classes
 from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
 from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links
-from sizing.planner.studies.sweep import MAX_POINTS, Swept
+from sizing.planner.studies.grid import MAX_POINTS, Swept
 from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:

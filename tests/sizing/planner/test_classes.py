@@ -22,9 +22,9 @@ from sizing.planner.configuration import cost_of_plan, with_load
 from sizing.planner.error_model import AS_PREDICTED
 from sizing.planner.plan import ClassPlans, NoPlan, own_inputs, plan, plan_classes
 from sizing.planner.step_models import StepModels, utilisations
+from sizing.planner.studies.grid import Swept
 from sizing.planner.studies.result import figures, plan_scenario
 from sizing.planner.studies.split_map import split_map
-from sizing.planner.studies.sweep import Swept
 from sizing.report.questions import split_map_sections
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate_plan

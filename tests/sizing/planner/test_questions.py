@@ -28,9 +28,9 @@ from sizing.planner.studies.changes import (
 )
 from sizing.planner.studies.decisions import changes, decisions
 from sizing.planner.studies.defaults import DECISIONS
+from sizing.planner.studies.grid import Swept
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.split_map import LINKS, sign_confidence, split_map
-from sizing.planner.studies.sweep import Swept
 from sizing.scenario import Scenario
 from tests.pages import figures_in
 from tests.sizing.conftest import Sizing

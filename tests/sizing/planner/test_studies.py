@@ -20,9 +20,9 @@ from minicluster.pages.write import render
 from minicluster.plan import Plan, read_plan
 from minicluster.stats.shares import LEVELS
 from sizing.planner.studies.cost import running
+from sizing.planner.studies.grid import parse_key, points
 from sizing.planner.studies.loss import losses, without_one
 from sizing.planner.studies.pareto import DesignPoint, front, fronts
-from sizing.planner.studies.sweep import parse_key, points
 from sizing.report.plan_page import plan_page
 from tests.pages import figures_in
 from tests.sizing.conftest import Sizing

@@ -22,7 +22,7 @@ from sizing.planner.plan import NoPlan, at_planned_rate, plan_classes
 from sizing.planner.studies.capacity import capacity
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.defaults import THINK_S
-from sizing.planner.studies.sweep import Swept
+from sizing.planner.studies.grid import Swept
 from sizing.scenario import Scenario
 from sizing.simulation.planned import simulate_plan
 

@@ -17,8 +17,8 @@ from minicluster.errors import InputError
 from minicluster.plan import to_json
 from sizing.planner.plan import plan
 from sizing.planner.studies.decisions import decisions
+from sizing.planner.studies.grid import Swept
 from sizing.planner.studies.split_map import split_map
-from sizing.planner.studies.sweep import Swept
 from sizing.planner.workers import Workers
 from sizing.scenario import Scenario
 
