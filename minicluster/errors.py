@@ -100,6 +100,10 @@ class InputError(MiniclusterError):
         joint = ", but there is " if expectation.startswith("no such ") else "; expected "
         super().__init__(f"{place} {self.found}{joint}{expectation}{tail}")
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[object, ...]]:
+        """Pickle what it was made of: workers raise it, too."""
+        return InputError, (self.place, self.value, self.expectation, self.way_out)
+
     @property
     def found(self) -> str:
         """What stands there, as the rest of a sentence."""

@@ -56,6 +56,10 @@ Html = Annotated[
 ]
 AsJson = Annotated[bool, Option("--json", help="JSON output in place of tables")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="All tables, not only the answer")]
+Jobs = Annotated[
+    int | None,
+    Option(min=1, help="Processes that compute; the answer is the same [default: every core]"),
+]
 Seed = Annotated[int, Option(help="Seed of arrivals, lengths and routing")]
 
 MAX_REQUESTS = 10_000_000

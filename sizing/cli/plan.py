@@ -52,11 +52,16 @@ def plan(
     plan.json.
     """
     from sizing.planner.plan import NoPlan, plan_classes
+    from sizing.planner.workers import Workers
 
     inputs, scenario = asked.load(), asked.scenario
     try:
-        with naming(scenario), talk.status("searching layouts"):
-            found = plan_classes(inputs)
+        with (
+            naming(scenario),
+            talk.status("searching layouts"),
+            Workers.beside(asked.jobs) as workers,
+        ):
+            found = plan_classes(inputs, workers=workers)
     except NoPlan as none:
         if asked.as_json:
             print_json({"infeasible": asdict(none.infeasible)})

@@ -114,6 +114,7 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     from sizing import catalog
     from sizing.planner.plan import at_planned_rate
     from sizing.planner.studies import day as days
+    from sizing.planner.workers import Workers
     from sizing.report.questions import day_sections
 
     options = days.DayOptions(
@@ -129,7 +130,8 @@ def day(  # noqa: PLR0913, PLR0917  (a command's options)
     with naming(asked.scenario), progress("simulating the day") as told:
         inputs = at_planned_rate(scenario)
         curve = read_profile(file, inputs.scenario.workload.requests_per_s)
-        found = days.day(inputs, curve, options, progress=told)
+        with Workers.instead(asked.jobs) as workers:
+            found = days.day(inputs, curve, options, workers=workers, progress=told)
     asked.answer("day", asdict(found), day_sections(found))
 
 
@@ -151,6 +153,7 @@ def split_map(
     """Map where split pools need less than aggregated ones, and how sure that is."""
     from sizing.planner.studies import split_map as maps
     from sizing.planner.studies.sweep import parse_key
+    from sizing.planner.workers import Workers
     from sizing.report.questions import split_map_sections
 
     inputs = asked.load()
@@ -158,8 +161,12 @@ def split_map(
         None if text is None else parse_key(text, f"--{name}")
         for name, text in (("x", x), ("y", y))
     )
-    with naming(asked.scenario), progress("sizing both kinds of pools") as told:
-        found = maps.split_map(inputs, first, second, progress=told)
+    with (
+        naming(asked.scenario),
+        progress("sizing both kinds of pools") as told,
+        Workers.instead(asked.jobs) as workers,
+    ):
+        found = maps.split_map(inputs, first, second, workers=workers, progress=told)
     points = [asdict(each) | {"saved_fraction": each.saved_fraction} for each in found.points]
     data: dict[str, Any] = asdict(found) | {"points": points}
     asked.answer("split-map", data, split_map_sections(found))
@@ -181,12 +188,14 @@ def decisions(
     """Plan anew with one decision or forecast changed at a time: what each costs in GPUs."""
     from sizing.planner.studies import decisions as changed_plans
     from sizing.planner.studies.result import result_json
+    from sizing.planner.workers import Workers
     from sizing.report.questions import decisions_sections
 
     inputs = asked.load()
     with naming(asked.scenario), progress("planning") as told:
         names = [each.strip() for each in only.split(",") if each.strip()]
-        found = changed_plans.decisions(inputs, only=names, progress=told)
+        with Workers.instead(asked.jobs) as workers:
+            found = changed_plans.decisions(inputs, only=names, workers=workers, progress=told)
     rows = [
         {"name": each.name, "value": each.value, "against_gpus": each.against_gpus}
         | {"gpus": each.gpus, **result_json(each.result)}

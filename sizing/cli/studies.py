@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from minicluster.specs.checks import one_of
 from sizing.cli.common import (
     AsJson,
     Calibration,
+    Jobs,
     Overrides,
     naming,
     show,
@@ -48,6 +50,9 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     gpu: Annotated[
         str, Option(help="GPUs in place of each scenario's own, separated by commas")
     ] = "",
+    engine: Annotated[
+        str, Option(help="Engines in place of each scenario's own, separated by commas")
+    ] = "",
     price: Annotated[
         list[str] | None,
         Option(metavar="GPU=USD", help="Your price of one GPU per hour; repeatable"),
@@ -56,70 +61,86 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom."""
+    """Compare the plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.result import (
-        OBJECTIVES,
-        best_line,
-        cheapest,
-        plan_scenario,
-        result_json,
-    )
+    from sizing.planner.studies.result import OBJECTIVES, answer_line, cheapest, result_json
+    from sizing.planner.workers import Workers
     from sizing.report.study import comparison_sections
 
     one_of(OBJECTIVES, **{"--by": by})
     prices = dict(_price(each) for each in price or [])
-    if calibration is not None and gpu:
-        raise InputError("--calibration", str(calibration), "no --gpu: it timed one machine")
-    rows = _rows(scenarios, gpu, prices, overrides or [], calibration)
+    if calibration is not None and (gpu or engine):
+        expected = "no --gpu and no --engine: it timed one engine on one machine"
+        raise InputError("--calibration", str(calibration), expected)
+    changes = {"cluster.gpu": _names(gpu), "engine.name": _names(engine)}
+    rows = _rows(scenarios, changes, prices, overrides or [], calibration)
     if len(rows) < 2:  # noqa: PLR2004  (one is no comparison)
-        raise InputError("SCENARIOS", [str(s) for s in scenarios], "two, or several GPUs by --gpu")
+        expected = "two, or several GPUs by --gpu, or engines by --engine"
+        raise InputError("SCENARIOS", [str(s) for s in scenarios], expected)
     if by == "usd":
         for label, _, inputs in rows:
             require_price(inputs, label)
-    results = []
-    for label, scenario, inputs in tracked(rows, "planning"):
-        with naming(scenario):
-            results.append(plan_scenario(inputs, label))
+    with Workers.instead(jobs) as workers:
+        planned = workers.map(_compared, rows)
+        results = list(tracked(planned, "planning", total=len(rows)))
     best = cheapest(results, by)
     data = {
         "by": by,
         "best": best.label if best else None,
         "answers": [result_json(result) for result in results],
     }
-    headline = "None has a plan" if best is None else best_line(results, by)
+    headline = "None has a plan" if best is None else answer_line(results, by)
     compared = comparison_sections(results, rows[0][2].scenario.slo.percentile, headline)
     show(data, *compared, as_json=as_json)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)
 
 
+def _compared(row: tuple[str, Path, Inputs]) -> StudyResult:
+    from sizing.planner.studies.result import plan_scenario
+
+    label, scenario, inputs = row
+    with naming(scenario):
+        return plan_scenario(inputs, label)
+
+
 def _rows(
     scenarios: list[Path],
-    gpu: str,
+    changes: dict[str, list[str]],
     prices: dict[str, float],
     overrides: list[str],
     calibration: Path | None,
 ) -> list[tuple[str, Path, Inputs]]:
-    """Read every scenario with every GPU, so that errors come before any planning."""
+    """Read every scenario with every GPU and engine: errors come before any planning."""
     from sizing import catalog
     from sizing.scenario import Scenario
 
-    names = [catalog.find_gpu(each.strip(), place="--gpu").name for each in gpu.split(",") if gpu]
+    gpus = [catalog.find_gpu(name, place="--gpu").name for name in changes["cluster.gpu"]]
+    engines = changes["engine.name"]
     rows: list[tuple[str, Path, Inputs]] = []
-    for scenario in scenarios:
-        for name in names or [""]:
-            chosen = [*overrides, *([f"cluster.gpu={name}"] if name else [])]
-            inputs = Scenario.load(scenario, chosen, calibration)
-            if inputs.gpu.name in prices:
-                paid = prices[inputs.gpu.name]
-                inputs = Scenario.load(
-                    scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
-                )
-            own = scenario.name.removesuffix(".toml") if len(scenarios) > 1 or not name else ""
-            rows.append((" ".join(filter(None, [own, name])), scenario, inputs))
+    for scenario, gpu, engine in product(scenarios, gpus or [""], engines or [""]):
+        chosen = [
+            *overrides,
+            *([f"cluster.gpu={gpu}"] if gpu else []),
+            *([f"engine.name={engine}"] if engine else []),
+        ]
+        inputs = Scenario.load(scenario, chosen, calibration)
+        if inputs.gpu.name in prices:
+            paid = prices[inputs.gpu.name]
+            inputs = Scenario.load(
+                scenario, [*chosen, f"cluster.price_usd_per_gpu_hour={paid}"], calibration
+            )
+        alone = len(scenarios) == 1 and (gpu or engine)
+        name = "" if alone else scenario.name.removesuffix(".toml")
+        version = f"{inputs.engine.name} {inputs.engine.version}" if engine else ""
+        rows.append((" ".join(filter(None, [name, gpu, version])), scenario, inputs))
     return rows
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 def _price(text: str) -> tuple[str, float]:
@@ -152,6 +173,7 @@ def sweep(
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
     from sizing.planner.studies.result import result_json
     from sizing.planner.studies.sweep import parse_key, points
+    from sizing.planner.workers import Workers
     from sizing.report.study import sweep_sections
 
     keys = [parse_key(each) for each in key or []]
@@ -159,10 +181,13 @@ def sweep(
     cases = _read_points(asked, combinations)
     results: list[StudyResult] = []
     try:
-        for combination, case in tracked(list(zip(combinations, cases, strict=True)), "planning"):
-            results.append(_planned(case, " ".join(combination)))
-            if results[-1].interrupted:
-                break
+        labels = map(" ".join, combinations)
+        with Workers.instead(asked.jobs) as workers:
+            points_of = workers.map(_planned, list(zip(cases, labels, strict=True)))
+            for result in tracked(points_of, "planning", total=len(combinations)):
+                results.append(result)
+                if result.interrupted:
+                    break
     except KeyboardInterrupt:
         if not results:
             raise
@@ -195,10 +220,11 @@ def _read_points(
     return cases
 
 
-def _planned(case: Inputs | InputError, label: str) -> StudyResult:
+def _planned(point: tuple[Inputs | InputError, str]) -> StudyResult:
     """Plan one point; one that cannot be planned is a result too."""
     from sizing.planner.studies.result import StudyResult, plan_scenario
 
+    case, label = point
     if isinstance(case, InputError):
         return StudyResult(label=label, refused=str(case))
     return plan_scenario(case, label, keep_refusals=True)

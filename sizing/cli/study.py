@@ -14,6 +14,7 @@ from sizing.cli.common import (
     AsJson,
     Calibration,
     Html,
+    Jobs,
     Overrides,
     ScenarioFile,
     give_options,
@@ -37,6 +38,7 @@ class StudyOptions:
     overrides: Overrides = None
     calibration: Calibration = None
     html: Html = None
+    jobs: Jobs = None
 
     def load(self, more: Sequence[str] = ()) -> Scenario:
         """Read the scenario with its overrides, and *more* of them."""

@@ -1,21 +1,17 @@
-"""How far a load may grow: the highest rate of a configuration, and of as many GPUs."""
+"""How far a load may grow on a configuration."""
 
 from __future__ import annotations
 
 from math import floor, log
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sizing.planner.configuration import Configuration, cost_of, cost_of_gpu
-from sizing.planner.deployment import gpus_with_spares
 from sizing.planner.edge import LEAST_SHARE, RESOLUTION, STRIDE, Band, factor_to, highest
 from sizing.planner.simulated_check import SEEDS, Held, PlanVerdict, Simulations
 from sizing.planner.step_models import utilisations
 
 if TYPE_CHECKING:
+    from sizing.planner.configuration import Configuration
     from sizing.planner.error_model import StepErrors
-    from sizing.planner.search import LayoutSearch
 
 QUICK = Band(least=0.86, aim=0.91, most=0.95)
 """
@@ -78,78 +74,6 @@ def edge(
             break
         at = max(lowest, at - _steps_down(verdict))
     return Held(configuration=chosen, rate=rate, binds=binds)
-
-
-class Growth:
-    """The highest rates of one scenario within a cost, over every layout that a plan may have."""
-
-    def __init__(self, search: LayoutSearch) -> None:
-        self.search, self.errors = search, search.errors
-        self.simulations = Simulations(search.models)
-
-    def highest(self, limit: float) -> Held | None:
-        """
-        Return the highest rate within a cost *limit*; `None`: none is held.
-
-        The rate of a plan that takes as much is found in a few quick searches, then that of its
-        configuration, and then those of others, as far as a quick search finds them at a rate that
-        is higher still.
-        """
-        rate, stride = limit / self._cost_per_rate(), STRIDE
-        lowest = rate * LEAST_SHARE
-        while rate > lowest:
-            chosen = self._quickest(rate)
-            taken = np.inf if chosen is None else self._with_spares(chosen)
-            if chosen is not None and taken <= limit * (1 + SLIGHTLY):
-                held = self._edge(chosen, 0.0, rate)
-                if held.rate:
-                    return self._widest(held, limit)
-            rate *= min(max(limit / taken, 1 / stride), 1 / (1 + RESOLUTION))
-            stride = min(stride**2, 1 / LEAST_SHARE)
-        return None
-
-    def _edge(self, chosen: Configuration, above: float, guess: float) -> Held:
-        return edge(self.simulations, self.errors, chosen, above=above, guess=guess)
-
-    def _widest(self, held: Held, limit: float) -> Held:
-        while True:
-            rate = held.rate * (1 + RESOLUTION)
-            chosen = self._within(rate, limit)
-            if chosen is None:
-                return held
-            higher = self._edge(chosen, held.rate, rate)
-            if higher.rate <= held.rate:
-                return held
-            held = higher
-
-    def _within(self, rate: float, limit: float) -> Configuration | None:
-        """Return what a quick search finds at a rate, spares included, within a cost."""
-        below = limit * (1 + SLIGHTLY)
-        while below > 0:
-            chosen = self._quickest(rate, below)
-            excess = 0.0 if chosen is None else self._with_spares(chosen) - limit
-            if excess <= limit * SLIGHTLY:
-                return chosen
-            below -= excess
-        return None
-
-    def _quickest(self, rate: float, below: float = np.inf) -> Configuration | None:
-        return self.search.at_rate(self.simulations.at_rate(rate)).quickest(below)
-
-    def _with_spares(self, chosen: Configuration) -> float:
-        gpus = gpus_with_spares(self.search.inputs, chosen).items()
-        return sum(count * cost_of_gpu(self.search.inputs, kind) for kind, count in gpus)
-
-    def _cost_per_rate(self) -> float:
-        """Return the least cost of a request/s: every pool at the allowed utilisation."""
-        inputs, models = self.search.inputs, self.search.models
-        costs = []
-        for one in (*self.search.candidates.split, *self.search.candidates.mixed):
-            used = utilisations(models, one, self.errors)
-            shapes = one.layout.shapes
-            costs.append(sum(used[role] * cost_of(inputs, shapes[role]) for role in shapes))
-        share = inputs.scenario.search.max_utilisation_fraction
-        return min(costs) / share / inputs.scenario.workload.requests_per_s
 
 
 def _step(rate: float) -> int:

@@ -42,6 +42,7 @@ from sizing.planner.predict import prediction_of
 from sizing.planner.result import Infeasible
 from sizing.planner.search import search
 from sizing.planner.simulated_check import Simulations
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
     from minicluster.plan import Inputs, Prediction
@@ -64,7 +65,7 @@ class NoPlan(NegativeAnswer):
         self.infeasible = infeasible
 
 
-def plan(inputs: Inputs, *, told: Told | None = None) -> Plan:
+def plan(inputs: Inputs, *, told: Told | None = None, workers: Workers = NO_WORKERS) -> Plan:
     """
     Find the cheapest configuration that holds the SLO: by default the fewest GPUs.
 
@@ -75,6 +76,7 @@ def plan(inputs: Inputs, *, told: Told | None = None) -> Plan:
 
     Args:
         told: is called with each configuration that holds and is cheaper than those before.
+        workers: processes beside this one; they do not change the plan.
 
     Raises:
         NoPlan: nothing holds the SLO.
@@ -83,20 +85,20 @@ def plan(inputs: Inputs, *, told: Told | None = None) -> Plan:
     """
     load = inputs.scenario.workload
     if load.has_users:
-        inputs, found = covering_rates(load, partial(_at_rates, inputs, told))
+        inputs, found = covering_rates(load, partial(_at_rates, inputs, told, workers))
     else:
-        found = search_within_budgets(inputs, told=told)
+        found = search_within_budgets(inputs, told=told, workers=workers)
     if isinstance(found, Infeasible):
         raise NoPlan(found)
     return build_plan(inputs, found)
 
 
 def _at_rates(
-    inputs: Inputs, told: Told | None, load: WorkloadSpec
+    inputs: Inputs, told: Told | None, workers: Workers, load: WorkloadSpec
 ) -> tuple[tuple[Inputs, Found | Infeasible], Prediction | None]:
     """Search at some rates of the users; return what was found, and its prediction."""
     at = with_load(inputs, load)
-    found = search_within_budgets(at, told=told)
+    found = search_within_budgets(at, told=told, workers=workers)
     if isinstance(found, Infeasible):
         least = inputs.scenario.workload.requests_per_s
         if load.requests_per_s <= least * (1 + RATE_TOLERANCE):
@@ -248,7 +250,9 @@ def budgets(inputs: Inputs) -> list[Budget]:
     return found
 
 
-def search_within_budgets(inputs: Inputs, *, told: Told | None = None) -> Found | Infeasible:
+def search_within_budgets(
+    inputs: Inputs, *, told: Told | None = None, workers: Workers = NO_WORKERS
+) -> Found | Infeasible:
     """
     Find the cheapest configuration that holds the SLO within every budget.
 
@@ -261,13 +265,13 @@ def search_within_budgets(inputs: Inputs, *, told: Told | None = None) -> Found 
         KeyboardInterrupt: stopped before anything within the budgets was found.
     """
     known = budgets(inputs)
-    found = search(inputs, told=told)
+    found = search(inputs, told=told, workers=workers)
     over = _exceeded(inputs, known, found)
     own = inputs.scenario.search.objective
     if over is None or isinstance(found, Infeasible):
         return found
     if not found.interrupted and len(inputs.kinds) > 1 and over.objective != own:
-        found = search(with_search(inputs, objective=over.objective))
+        found = search(with_search(inputs, objective=over.objective), workers=workers)
         over = _exceeded(inputs, known, found)
     if over is None or isinstance(found, Infeasible):
         return found
@@ -346,7 +350,9 @@ class ClassPlans(Shown):
         return own if own and own_cost < cost_of_plan(shared) else {"": shared}
 
 
-def plan_classes(inputs: Inputs, *, told: Told | None = None) -> ClassPlans:
+def plan_classes(
+    inputs: Inputs, *, told: Told | None = None, workers: Workers = NO_WORKERS
+) -> ClassPlans:
     """
     Plan the classes of a scenario on shared pools, and each on pools of its own.
 
@@ -356,6 +362,7 @@ def plan_classes(inputs: Inputs, *, told: Told | None = None) -> ClassPlans:
     Args:
         told: is called with each configuration of shared pools that holds and is cheaper than
             those before.
+        workers: processes beside this one; they do not change the plans.
 
     Raises:
         NoPlan: neither holds the SLO of every class.
@@ -366,21 +373,21 @@ def plan_classes(inputs: Inputs, *, told: Told | None = None) -> ClassPlans:
     classes, wanted = scenario.workload.classes, scenario.search.class_pools
     found = ClassPlans(shared=None)
     if wanted != "own" or len(classes) <= 1:
-        shared = _planned(inputs, told)
+        shared = _planned(inputs, workers, told)
         found = replace(found, shared=shared, interrupted=_stopped(shared))
     if wanted != "shared" and len(classes) > 1 and not found.interrupted:
-        found = _with_own(inputs, found)
+        found = _with_own(inputs, found, workers)
     if not found.chosen:
         raise NoPlan(_neither(found))
     return found
 
 
-def _with_own(inputs: Inputs, found: ClassPlans) -> ClassPlans:
+def _with_own(inputs: Inputs, found: ClassPlans, workers: Workers) -> ClassPlans:
     """Add the plans of own pools; none of them where Ctrl-C leaves a class without a plan."""
     own: dict[str, Planned] = {}
     try:
         for name, each in own_inputs(inputs).items():
-            own[name] = _searched_to_the_end(each)
+            own[name] = _searched_to_the_end(each, workers)
             if isinstance(own[name], Infeasible):
                 break
     except KeyboardInterrupt:
@@ -408,8 +415,8 @@ def _beyond(inputs: Inputs, own: dict[str, Plan]) -> Infeasible | None:
     )
 
 
-def _searched_to_the_end(inputs: Inputs) -> Planned:
-    found = _planned(inputs)
+def _searched_to_the_end(inputs: Inputs, workers: Workers) -> Planned:
+    found = _planned(inputs, workers)
     if _stopped(found):
         raise KeyboardInterrupt("not every class was planned on pools of its own")
     return found
@@ -449,9 +456,9 @@ def sharing_classes(inputs: Inputs, study: str) -> int:
     return classes if classes > 1 else 0
 
 
-def _planned(inputs: Inputs, told: Told | None = None) -> Planned:
+def _planned(inputs: Inputs, workers: Workers, told: Told | None = None) -> Planned:
     try:
-        return plan(inputs, told=told)
+        return plan(inputs, told=told, workers=workers)
     except NoPlan as none:
         return none.infeasible
 

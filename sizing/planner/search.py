@@ -39,14 +39,18 @@ from sizing.planner.result import (
 )
 from sizing.planner.simulated_check import Found, Held, PlanVerdict, Simulations, verified
 from sizing.planner.step_models import StepModels
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from minicluster.plan import Inputs
     from sizing.planner.layout import LayoutShape
+    from sizing.planner.simulated_check import SloRun
 
     Told = Callable[[Configuration], None]
+    QuickMixed = tuple[Configuration | None, dict[object, SloRun]]
+    """Aggregated pools that hold in quick runs, and these runs."""
 
 FINALISTS = 6
 """Layouts and batch limits that are simulated: those with the cheapest estimates."""
@@ -76,7 +80,9 @@ SIMULATED_BUDGETS = 4
 """Multiple of `cluster.max_gpus` up to which configurations are simulated; above it: infeasible."""
 
 
-def search(inputs: Inputs, *, told: Told | None = None) -> Found | Infeasible:
+def search(
+    inputs: Inputs, *, told: Told | None = None, workers: Workers = NO_WORKERS
+) -> Found | Infeasible:
     """
     Find the cheapest configuration that holds the SLO at its percentile and confidence.
 
@@ -87,11 +93,12 @@ def search(inputs: Inputs, *, told: Told | None = None) -> Found | Infeasible:
 
     Args:
         told: is called with each configuration that holds and is cheaper than those before.
+        workers: processes beside this one; they do not change what is found.
 
     Raises:
         InputError: the scenario cannot be planned at all.
     """
-    return LayoutSearch(inputs, told=told).run()
+    return LayoutSearch(inputs, told=told, workers=workers).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +122,17 @@ class QuickLook:
 class LayoutSearch:
     """One search with its best configuration so far."""
 
-    def __init__(self, inputs: Inputs, *, told: Told | None = None) -> None:
+    def __init__(
+        self, inputs: Inputs, *, told: Told | None = None, workers: Workers = NO_WORKERS
+    ) -> None:
         """Look up step times and list the layouts."""
         self.inputs = inputs
         self.told, self.told_cost = told, NO_LIMIT
         self.errors = step_errors(inputs, inputs.scenario.search.confidence_fraction)
         self.models = StepModels(inputs)
         self.candidates: Candidates = list_candidates(self.models, self.errors)
-        self.simulations = Simulations(self.models)
+        self.workers = workers
+        self.simulations = Simulations(self.models, workers=workers)
         self._longer: dict[LayoutShape | None, float] = {}
         """Prefill replicas of a shape that held, over those that were estimated."""
         self.best: Found | None = None
@@ -140,8 +150,9 @@ class LayoutSearch:
 
     def _result(self) -> Found | Infeasible:
         wanted = self.inputs.scenario.search.pools
+        quick_mixed = self.workers.later(_quick_mixed, self._apart(), self._mixed_bound)
         split = self.best = None if wanted == "mixed" else self._split()
-        mixed = None if wanted == "split" else self._mixed(split)
+        mixed = None if wanted == "split" else self._mixed(split, quick_mixed)
         found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
         best = self._preferred(found)
         if best is None:
@@ -462,7 +473,19 @@ class LayoutSearch:
 
     # --- aggregated pools
 
-    def _mixed(self, split: Found | None) -> Found | None:
+    @property
+    def _mixed_bound(self) -> float:
+        """Cost that aggregated pools are looked for below while split ones are not yet known."""
+        estimates = (cost(self.inputs, estimated) for _, estimated in self.estimated)
+        return 2 * min(estimates, default=NO_LIMIT)
+
+    def _apart(self) -> LayoutSearch:
+        """Return a search of the same candidates that shares no simulation with this one."""
+        search = self.at_rate(Simulations(self.models))
+        search.best, search.workers = None, NO_WORKERS
+        return search
+
+    def _mixed(self, split: Found | None, quick: Callable[[], QuickMixed]) -> Found | None:
         """
         Find the cheapest aggregated pool that costs less than twice the split ones.
 
@@ -470,7 +493,13 @@ class LayoutSearch:
         verify it.
         """
         below = NO_LIMIT if split is None else 2 * cost(self.inputs, split.configuration)
-        found = self._mixed_below(below, quick=True)
+        chosen, runs = quick()
+        self.simulations.runs.update(runs)
+        found = (
+            None if chosen is None or cost(self.inputs, chosen) >= below else self._found(chosen)
+        )
+        if chosen is None and below > self._mixed_bound:
+            found = self._mixed_below(below, quick=True)
         if found is None or 2 * cost(self.inputs, found.configuration) * (1 - RESOLUTION) >= below:
             return found
         return self._mixed_below(below, quick=False, first=found.configuration.layout)
@@ -537,3 +566,8 @@ class LayoutSearch:
         factor = growth.rate / self.inputs.scenario.workload.requests_per_s
         measured = "" if self._measured(other) else ", none measured"
         return f"{kind}: {same} {gpus} GPUs ({chosen}), headroom {factor:.2f}{measured}"
+
+
+def _quick_mixed(search: LayoutSearch, below: float) -> QuickMixed:
+    found = search._mixed_below(below, quick=True)  # noqa: SLF001  (its own question)
+    return None if found is None else found.configuration, search.simulations.runs

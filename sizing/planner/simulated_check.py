@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,16 +19,21 @@ from sizing.planner.deployment import deployment
 from sizing.planner.edge import SATURATED
 from sizing.planner.error_model import AS_PREDICTED, Check, StepErrors
 from sizing.planner.step_models import StepModels, utilisations
+from sizing.planner.workers import NO_WORKERS, Workers
 from sizing.simulation.outcome import Outcome, simulate
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.system import System, steady_decoding
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from minicluster.plan import Inputs
     from minicluster.workload.arrivals import Arrivals
     from sizing.planner.bounds import OfferedLoad
     from sizing.planner.error_model import Promises
+    from sizing.planner.step_models import Steps
 
 MIN_REQUESTS = 1_500
 """Minimum requests per simulation run; a p99 then rests on 15 requests."""
@@ -143,6 +149,10 @@ Verified = tuple["Configuration", tuple[PlanVerdict, ...]]
 """A configuration and its verdict for each of `SEEDS`."""
 
 
+Made = tuple["SloRun", Outcome | None]
+"""A run, and its outcome if a prediction is read from it."""
+
+
 @dataclass(slots=True)
 class _Shared:
     """
@@ -153,6 +163,7 @@ class _Shared:
     """
 
     left: int
+    workers: Workers = NO_WORKERS
     exhausted: bool = False
     systems: dict[tuple[Configuration, StepErrors], System] = field(default_factory=dict)
     at_rate: dict[float, Simulations] = field(default_factory=dict)
@@ -203,6 +214,7 @@ class Simulations:
         models: StepModels,
         *,
         requests: int = BUDGET_REQUESTS,
+        workers: Workers = NO_WORKERS,
         shared: _Shared | None = None,
     ) -> None:
         """
@@ -211,11 +223,13 @@ class Simulations:
         Args:
             models: steps under the load.
             requests: budget, where none is *shared* with other rates of the load.
+            workers: processes that make runs ahead of time.
         """
         self.models, self.inputs = models, models.inputs
         slos = self.inputs.scenario.promises.values()
         self._limits_itl = any(each.itl_s is not None for each in slos)
-        self._shared = shared or _Shared(requests)
+        self._shared = shared or _Shared(requests, workers)
+        self._ahead: dict[object, Callable[[], Made]] = {}
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
         self._runs: dict[object, SloRun] = {}
         self._predicted: dict[object, Outcome] = {}
@@ -246,15 +260,41 @@ class Simulations:
             share = requests + REPLICA_SETUP_REQUESTS * sum(chosen.replicas.values())
             if not self._shared.spent(share):
                 return None
-            outcome = self.outcome(chosen, errors, requests=requests, seed=seed)
-            slos = self.inputs.scenario.promises
-            limits = tuple(limits_of(outcome, slos))
-            tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
-            own = outcome.counts & (outcome.class_of == list(slos).index(tightest.of))
-            load = self.models.load(chosen, errors)
-            role = _bottleneck_role(chosen, load, outcome, tightest, own)
-            self._runs[key] = SloRun(limits=limits, role=role)
+            made = self._ahead.pop(key, None) or partial(
+                self.judged, chosen, errors, requests=requests, seed=seed
+            )
+            self._runs[key], outcome = made()
+            if outcome is not None:
+                self._predicted[chosen, errors, 1] = outcome
         return self._runs[key]
+
+    def judged(
+        self, chosen: Configuration, errors: StepErrors, *, requests: int, seed: int
+    ) -> Made:
+        """Simulate a configuration; of a prediction's run return the outcome, too."""
+        outcome = self.outcome(chosen, errors, requests=requests, seed=seed)
+        slos = self.inputs.scenario.promises
+        limits = tuple(limits_of(outcome, slos))
+        tightest = max((check for check, _ in limits), key=lambda check: check.ratio)
+        own = outcome.counts & (outcome.class_of == list(slos).index(tightest.of))
+        load = self.models.load(chosen, errors)
+        role = _bottleneck_role(chosen, load, outcome, tightest, own)
+        return SloRun(limits=limits, role=role), outcome if seed == PREDICTION_SEED else None
+
+    def _predict_ahead(self, chosen: Configuration, *, needed: bool) -> None:
+        """Let a free worker make a prediction's run, which what holds is verified by, too."""
+        workers, requests = self._shared.workers, self.prediction_requests(chosen)
+        key = chosen, AS_PREDICTED.prefill, AS_PREDICTED.decode, requests, PREDICTION_SEED
+        if needed and workers.free and key not in self._runs and key not in self._ahead:
+            steps = self.models.known(chosen)
+            self._ahead[key] = workers.later(
+                _judged, self.inputs, steps, chosen, AS_PREDICTED, requests, PREDICTION_SEED
+            )
+
+    @property
+    def runs(self) -> dict[object, SloRun]:
+        """The runs so far at this rate; those of other simulations of the load may be added."""
+        return self._runs
 
     def predicted(
         self, chosen: Configuration, errors: StepErrors = AS_PREDICTED, *, samples: int = 1
@@ -333,6 +373,7 @@ class Simulations:
             return replace(missed, bottleneck_role=max(used, key=lambda role: used[role]))
         count = self.run_requests(chosen, errors, quick=quick)
         verdict = replace(missed, requests=count)
+        self._predict_ahead(chosen, needed=seed != 0 and not quick)
         try:
             run = self.run(chosen, errors, requests=count, seed=seed)
             short = not quick and count < VERIFY_REQUESTS
@@ -397,6 +438,18 @@ class Simulations:
     def prediction_requests(self, chosen: Configuration) -> int:
         """Return the requests of the run that a prediction is read from."""
         return max(self.run_requests(chosen, AS_PREDICTED, quick=False), VERIFY_REQUESTS)
+
+
+def _judged(
+    inputs: Inputs,
+    steps: Steps,
+    chosen: Configuration,
+    errors: StepErrors,
+    requests: int,
+    seed: int,
+) -> Made:
+    simulations = Simulations(StepModels(inputs, steps))
+    return simulations.judged(chosen, errors, requests=requests, seed=seed)
 
 
 def limits_of(outcome: Outcome, slos: Promises) -> list[tuple[Check, bool | None]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sizing.planner.error_model import StepErrors
     from sizing.planner.layout import Layout, LayoutShape
 
-    Known = dict[tuple[Layout, int, StepErrors], StepModel]
+    Steps = dict[tuple[Layout, int, StepErrors], StepModel]
     """By layout, local threshold, and the factors that steps are slower by."""
 
 
@@ -40,7 +40,7 @@ class StepModels:
     def __init__(
         self,
         inputs: Inputs,
-        known: Known | None = None,
+        known: Steps | None = None,
         *,
         batches: int | None = None,
         sequences: int | None = None,
@@ -68,7 +68,7 @@ class StepModels:
                 " `serving measure`), then pass --calibration calibration.json",
             )
         self.inputs = inputs
-        self._models: Known = {} if known is None else known
+        self._models: Steps = {} if known is None else known
         self._under_way, self._most_sequences = batches, sequences
         self._batches: dict[tuple[LayoutShape, float, float], int] = {}
         self._tables: dict[tuple[LayoutShape, int, float], StepTable] = {}
@@ -105,6 +105,11 @@ class StepModels:
                 tokens_per_step=self.inputs.engine.tokens_per_step,
             )
         return self._loads[key]
+
+    def known(self, chosen: Configuration) -> Steps:
+        """Return the steps of a configuration's layout as predicted, for another process."""
+        key = chosen.layout, chosen.local_threshold_tokens, AS_PREDICTED
+        return {key: self.of(*key)}
 
     def busy(self, chosen: Configuration, role: str, errors: StepErrors) -> float:
         """Return the batches of a pool that the load keeps busy all the time (eq. T2, T3, L6)."""

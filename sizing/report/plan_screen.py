@@ -200,8 +200,8 @@ def answer_facts(plan: Plan) -> Iterator[tuple[str, str]]:
     first, _, part = plan.headroom.binds.partition(": ")
     binds = f"{first} ({part})" if part else first
     most = plan.headroom.load_factor * plan.workload.requests_per_s
-    held = f"{plan.headroom.load_factor:.2f} times this load, {most:.3g} requests/s"
-    yield "Headroom", f"{held}; first limit beyond: {binds}"
+    held = f"{plan.headroom.load_factor:.2f} times this load ({most:.3g} requests/s)"
+    yield "Headroom", f"{held}; then {binds}"
     cost = "; ".join(_cost_parts(running(plan)))
     if cost:
         yield "Cost", cost

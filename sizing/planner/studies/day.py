@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,21 @@ from sizing.planner.edge import least
 from sizing.planner.plan import NoPlan, build_plan, search_within_budgets, sharing_classes
 from sizing.planner.result import Infeasible
 from sizing.planner.simulated_check import Simulations
+from sizing.planner.step_models import StepModels
 from sizing.planner.studies.defaults import ATTAINMENT, INTERVAL_S
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from minicluster.plan import Inputs
     from minicluster.workload.day_profile import DayProfile
+    from sizing.planner.configuration import Configuration
+    from sizing.planner.error_model import StepErrors
     from sizing.planner.simulated_check import Found
+    from sizing.planner.step_models import Steps
 
 SHARES = tuple(tenth / 10 for tenth in range(11))
 """Static shares of each pool's replicas that are compared, rounded up."""
@@ -140,6 +145,7 @@ def day(
     profile: DayProfile,
     options: DayOptions,
     *,
+    workers: Workers = NO_WORKERS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Day:
     """
@@ -153,7 +159,8 @@ def day(
     Args:
         inputs: a scenario; the day's peak replaces its rate.
         profile: of the day, which repeats.
-        progress: is told how many of the static shares are done, and of how many.
+        workers: processes that simulate; they do not change the day.
+        progress: is told how many numbers of replicas are simulated, and of how many.
 
     Raises:
         NoPlan: nothing holds the SLO at the peak.
@@ -166,7 +173,7 @@ def day(
     classes = sharing_classes(inputs, "sizing day")
     load = inputs.scenario.workload.at_rate(profile.peak_requests_per_s)
     inputs = with_load(inputs, load)
-    found = search_within_budgets(inputs)
+    found = search_within_budgets(inputs, workers=workers)
     if isinstance(found, Infeasible):
         raise NoPlan(found)
     if found.interrupted:
@@ -175,15 +182,21 @@ def day(
     pools = scaled_pools(plan)
     starts_s = np.arange(0.0, DAY_S, options.interval_s, dtype=np.float64)
     rates = profile.at(np.asarray(starts_s + options.interval_s / 2, dtype=np.float64))
-    checked = _Checked(found, pools)
     floors = dict.fromkeys(
         tuple(max(1, math.ceil(share * pool.most - 1e-9)) for pool in pools) for share in SHARES
     )
-    runs: list[DayRun] = []
-    for floor in floors:
-        runs.append(_run(pools, rates, floor, options, checked))
+    ordered = {floor: _ordered(pools, rates, floor, options) for floor in floors}
+    answering = {floor: _answering(orders, options) for floor, orders in ordered.items()}
+    asked = _asked(found, pools, answering.values(), rates)
+    highest: dict[Replicas, float] = {}
+    for count, rate in zip(asked, workers.map(_highest, asked.values()), strict=True):
+        highest[count] = rate
         if progress is not None:
-            progress(len(runs), len(floors))
+            progress(len(highest), len(asked))
+    runs = [
+        _run(pools, rates, floor, options, ordered[floor], answering[floor], highest)
+        for floor in floors
+    ]
     enough = [each for each in runs if each.attained_fraction >= options.attainment]
     return Day(
         options=options,
@@ -197,20 +210,24 @@ def day(
     )
 
 
-def _run(
+def _answering(ordered: NDArray[np.int64], options: DayOptions) -> list[Replicas]:
+    """Return what was ordered a cold start ago and has not gone since, by interval."""
+    late = math.ceil(options.cold_start_s / options.interval_s - 1e-9)
+    answering = np.min([np.roll(ordered, ago, axis=0) for ago in range(late + 1)], axis=0)
+    return [tuple(counts) for counts in answering.tolist()]
+
+
+def _run(  # noqa: PLR0913, PLR0917  (one day: what was ordered, what answers, what holds)
     pools: Sequence[ScaledPool],
     rates: NDArray[np.float64],
     floor: Replicas,
     options: DayOptions,
-    checked: _Checked,
+    ordered: NDArray[np.int64],
+    answering: list[Replicas],
+    highest: dict[Replicas, float],
 ) -> DayRun:
-    """Run the policy over a day that was like this one before."""
-    ordered = _ordered(pools, rates, floor, options)
-    # What was ordered a cold start ago answers, unless it has gone since.
-    late = math.ceil(options.cold_start_s / options.interval_s - 1e-9)
-    answering = np.min([np.roll(ordered, ago, axis=0) for ago in range(late + 1)], axis=0)
-    replicas = [tuple(each) for each in answering.tolist()]
-    holds = checked.holds(replicas, rates)
+    """Sum up the policy over a day that was like this one before."""
+    holds = rates <= np.array([highest[count] for count in answering])
     gpus = ordered @ [pool.gpus for pool in pools]
     static = sum(count * pool.gpus for count, pool in zip(floor, pools, strict=True))
     return DayRun(
@@ -221,7 +238,7 @@ def _run(
         gpus=tuple(gpus.tolist()),
         replicas={
             pool.role: tuple(counts)
-            for pool, counts in zip(pools, answering.T.tolist(), strict=True)
+            for pool, counts in zip(pools, zip(*answering, strict=True), strict=True)
         },
         holds=tuple(holds.tolist()),
     )
@@ -247,49 +264,51 @@ def _ordered(
     return np.array(ordered)
 
 
-class _Checked:
-    """Which rates so many replicas hold: simulated once, and remembered."""
+class _Asked(NamedTuple):
+    """Replicas, without spares, and the rates of the intervals that they answer in, descending."""
 
-    def __init__(self, planned: Found, pools: Sequence[ScaledPool]) -> None:
-        self._planned, self._pools = planned, pools
-        self._all = tuple(pool.most for pool in pools)
-        self._simulations = Simulations(planned.models, requests=ENDLESS)
-        self._bounds: dict[Replicas, tuple[float, float]] = {}
+    inputs: Inputs
+    steps: Steps
+    chosen: Configuration
+    errors: StepErrors
+    rates: tuple[float, ...]
 
-    def holds(self, replicas: Sequence[Replicas], rates: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return whether the replicas of each interval hold the SLO at its rate."""
-        by_count: dict[Replicas, list[float]] = {}
+
+def _asked(
+    planned: Found,
+    pools: Sequence[ScaledPool],
+    answering: Iterable[list[Replicas]],
+    rates: NDArray[np.float64],
+) -> dict[Replicas, _Asked]:
+    by_count: dict[Replicas, set[float]] = {}
+    for replicas in answering:
         for count, rate in zip(replicas, rates.tolist(), strict=True):
-            by_count.setdefault(count, []).append(rate)
-        for count, asked in by_count.items():
-            self._narrow(count, sorted(set(asked), reverse=True))
-        return np.array(
-            [
-                rate <= self._bounds[count][0]
-                for count, rate in zip(replicas, rates.tolist(), strict=True)
-            ]
-        )
-
-    def _narrow(self, count: Replicas, descending: list[float]) -> None:
-        """Find the highest of some rates that so many replicas hold; a lower one never fails."""
-        low, high = self._bounds.get(count, (0.0, math.inf))
-        if count == self._all:
-            low = math.inf  # the plan is for the highest rate of the day
-        left = [rate for rate in descending if low < rate < high]
-        # The highest first: mostly it holds.
-        at = least(lambda at: self._at(count, left[at]), 0, 0, len(left) - 1) if left else None
-        if at is not None:
-            low, high = left[at], left[at - 1] if at else high
-        elif left:
-            high = left[-1]
-        self._bounds[count] = low, high
-
-    def _at(self, count: Replicas, rate: float) -> bool:
-        """Simulate so many replicas, less the spares, at one rate."""
+            by_count.setdefault(count, set()).add(rate)
+    inputs, steps = planned.models.inputs, planned.models.known(planned.configuration)
+    whole = tuple(pool.most for pool in pools)
+    asked = {}
+    for count, own_rates in by_count.items():
         needed = {
-            pool.role: max(1, each - pool.spares)
-            for each, pool in zip(count, self._pools, strict=True)
+            pool.role: max(1, replicas - pool.spares)
+            for replicas, pool in zip(count, pools, strict=True)
         }
-        chosen = self._planned.configuration.sized(needed)
-        at = self._simulations.at_rate(rate)
-        return at.holds(chosen, self._planned.errors, quick=True).holds
+        # The plan is for the highest rate of the day.
+        descending = () if count == whole else tuple(sorted(own_rates, reverse=True))
+        chosen = planned.configuration.sized(needed)
+        asked[count] = _Asked(inputs, steps, chosen, planned.errors, descending)
+    return asked
+
+
+def _highest(asked: _Asked) -> float:
+    """Return the highest of its rates that so many replicas hold; a lower one never fails."""
+    if not asked.rates:
+        return math.inf
+    simulations = Simulations(StepModels(asked.inputs, asked.steps), requests=ENDLESS)
+
+    def holds(at: int) -> bool:
+        at_rate = simulations.at_rate(asked.rates[at])
+        return at_rate.holds(asked.chosen, asked.errors, quick=True).holds
+
+    # The highest first: mostly it holds.
+    at = least(holds, 0, 0, len(asked.rates) - 1)
+    return 0.0 if at is None else asked.rates[at]

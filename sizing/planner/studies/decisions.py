@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
@@ -23,6 +23,7 @@ from sizing.planner.studies.changes import (
 )
 from sizing.planner.studies.defaults import DECISIONS
 from sizing.planner.studies.result import StudyResult, figures, plan_scenario
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -89,6 +90,7 @@ def decisions(
     inputs: Inputs,
     *,
     only: Collection[str] = (),
+    workers: Workers = NO_WORKERS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decisions:
     """
@@ -96,6 +98,7 @@ def decisions(
 
     Args:
         only: names of what is changed, of `DECISIONS`; empty: everything.
+        workers: processes that plan; they do not change the rows.
         progress: is told how many plans are done, and of how many.
 
     Raises:
@@ -116,15 +119,15 @@ def decisions(
             "--only", ", ".join(missing), f"what this scenario has to change: {', '.join(known)}"
         )
     tell = progress or (lambda *_: None)
-    base = plan_scenario(inputs, "as given")
-    if base.interrupted:
-        raise KeyboardInterrupt("while planning the scenario as given")
+    todo = [_Todo("the scenario as given", partial(_as_given, inputs))]
+    todo += [_Todo(f"{name} {value}", change) for name, value, change in asked]
+    results = workers.map(_planned, todo)
+    base = next(results)
     before = needed(base)
     rows = []
     try:
-        for at, (name, value, change) in enumerate(asked, start=1):
+        for at, ((name, value, _), result) in enumerate(zip(asked, results, strict=True), start=1):
             tell(at, 1 + len(asked))
-            result = _planned(change, f"{name} {value}")
             gpus = needed(result)
             against = None if gpus is None or before is None else gpus - before
             rows.append(Decision(name=name, value=value, result=result, against_gpus=against))
@@ -137,15 +140,24 @@ def decisions(
     return Decisions(base=base, rows=tuple(rows), interrupted=interrupted)
 
 
-def _planned(change: Callable[[], Inputs], label: str) -> StudyResult:
+class _Todo(NamedTuple):
+    label: str
+    change: Callable[[], Inputs]
+
+
+def _as_given(inputs: Inputs) -> Inputs:
+    return inputs
+
+
+def _planned(todo: _Todo) -> StudyResult:
     try:
-        changed = change()
+        changed = todo.change()
     except InputError as error:
-        return StudyResult(label=label, refused=str(error))
-    found = plan_scenario(changed, label, keep_refusals=True)
-    if found.interrupted:
-        raise KeyboardInterrupt(f"while planning {label}")
-    return found
+        return StudyResult(label=todo.label, refused=str(error))
+    result = plan_scenario(changed, todo.label, keep_refusals=True)
+    if result.interrupted:
+        raise KeyboardInterrupt(f"while planning {todo.label}")
+    return result
 
 
 def changes(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]]:

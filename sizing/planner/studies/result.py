@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan
@@ -146,31 +146,40 @@ def result_json(result: StudyResult) -> dict[str, Any]:
     return found
 
 
-def _ranked(results: Iterable[StudyResult], by: str) -> list[tuple[StudyResult, Figures, float]]:
-    """Return the feasible results with their cost, the best first: least cost, most headroom."""
+def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
+    """Return the feasible result with the least of *by*; of equals that with most headroom."""
+    ranked = _ranked(results, by)
+    return ranked[0].result if ranked else None
+
+
+def answer_line(results: Iterable[StudyResult], by: str) -> str:
+    """Say which result has the least of *by*; ties are named, and what decides between them."""
+    first, *others = _ranked(results, by)
+    tied = [first, *(other for other in others if other.value == first.value)]
+    value = {"gpus": f"{first.value:,.0f} GPUs", "usd": f"{first.value:,.2f} $/h"}
+    amount = value.get(by, f"{first.value / 1e3:,.1f} kW")
+    if len(tied) == 1:
+        return f"Least {by}: {first.result.label}, {amount}"
+    names = " and ".join(f"{each.result.label} ({each.headroom:.2f})" for each in tied)
+    same = len({f"{each.headroom:.2f}" for each in tied}) == 1
+    answer = "a tie" if same else f"{first.result.label} by its headroom"
+    return f"Least {by}: {answer}: {names} need {amount} each"
+
+
+class _Ranked(NamedTuple):
+    value: float
+    headroom: float
+    result: StudyResult
+
+
+def _ranked(results: Iterable[StudyResult], by: str) -> list[_Ranked]:
+    """Return the feasible results by *by*, of `OBJECTIVES`, and then by headroom."""
     ranked = []
     for result in results:
         if result.plans:
             found = figures(result.plans)
             cost = found.running
             value = {"gpus": found.gpus, "usd": cost.usd_per_hour, "watts": cost.power_w}[by]
-            ranked += [] if value is None else [(result, found, float(value))]
-    return sorted(ranked, key=lambda row: (row[2], -row[1].headroom_factor))
-
-
-def cheapest(results: Iterable[StudyResult], by: str) -> StudyResult | None:
-    """Return the feasible result with the least of *by*; of equals that with most headroom."""
-    return next((result for result, _, _ in _ranked(results, by)), None)
-
-
-def best_line(results: Iterable[StudyResult], by: str) -> str:
-    """Say which result is the best, and by what where several cost the same."""
-    (best, found, least), *others = _ranked(results, by)
-    tied = [result.label for result, _, cost in others if cost == least]
-    if not tied:
-        return f"Least {by}: {best.label}"
-    amount = (
-        f"{least:,.0f} {'GPU' if least == 1 else 'GPUs'}" if by == "gpus" else f"{least:,.2f} {by}"
-    )
-    same = "all need" if len(tied) == len(others) else f"{', '.join([best.label, *tied])} need"
-    return f"Least {by}: {same} {amount}; most headroom: {best.label} ({found.headroom_factor:.2f})"
+            if value is not None:
+                ranked.append(_Ranked(value, found.headroom_factor, result))
+    return sorted(ranked, key=lambda each: (each.value, -each.headroom))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from minicluster.errors import InputError
 from minicluster.pages.shown import Shown
@@ -20,9 +20,10 @@ from sizing.planner.pool_sizing import sized_again
 from sizing.planner.search import NO_LIMIT, LayoutSearch
 from sizing.planner.studies.changes import link_bytes_per_s, with_lengths, with_links
 from sizing.planner.studies.sweep import MAX_POINTS, Swept
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from minicluster.plan import Inputs
     from sizing.planner.simulated_check import Found
@@ -103,6 +104,7 @@ def split_map(
     x: Swept | None = None,
     y: Swept | None = None,
     *,
+    workers: Workers = NO_WORKERS,
     progress: Callable[[int, int], None] | None = None,
 ) -> SplitMap:
     """
@@ -121,6 +123,7 @@ def split_map(
         x: a scenario key and its values, or `prompt_answer_ratio` (prompts and answers together
             as long as the scenario's), or `link_bytes_per_s`; absent: the ratio.
         y: likewise; absent: the link.
+        workers: processes that size; they do not change the map.
         progress: is told how many points are done, and of how many.
 
     Raises:
@@ -140,10 +143,12 @@ def split_map(
     if all(isinstance(each, InputError) for each in asked.values()):
         raise next(each for each in asked.values() if isinstance(each, InputError))
     points = {(at_y, at_x): SplitPoint(x=at_x, y=at_y, reason=UNSIZED) for at_y, at_x in asked}
-    interrupted, pools = False, _Pools([y.key, x.key])
+    link = next((at for at, axis in enumerate((y, x)) if axis.key == LINK), None)
+    interrupted, done = False, 0
     try:
-        for done, pair in enumerate(pools.order(asked), start=1):
-            points[pair] = pools.compared(asked[pair], points[pair])
+        for sized in workers.map(_sized, _lines(asked, link)):
+            points |= sized
+            done += len(sized)
             if progress is not None:
                 progress(done, len(asked))
     except KeyboardInterrupt:
@@ -223,28 +228,51 @@ def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
     return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
 
 
+class _Line(NamedTuple):
+    """
+    Points that are sized one after the other, from the fastest link on.
+
+    On a slower link split pools are never cheaper: those of the faster link are taken as they are
+    where they still hold, and none are looked for where there were none.
+    """
+
+    points: dict[tuple[str, str], Inputs | InputError]
+    along_link: bool
+
+
+def _lines(asked: dict[tuple[str, str], Inputs | InputError], link: int | None) -> list[_Line]:
+    """
+    Divide pairs of values (y, x) into lines that are sized apart.
+
+    Args:
+        link: where in a pair the link stands; `None`: it is no axis.
+    """
+    across = 0 if link == 1 else 1
+    lines: dict[str, dict[tuple[str, str], Inputs | InputError]] = {}
+    for pair in asked if link is None else sorted(asked, key=lambda pair: -_number(pair[link])):
+        lines.setdefault(pair[across], {})[pair] = asked[pair]
+    return [_Line(points, along_link=link is not None) for points in lines.values()]
+
+
+def _sized(line: _Line) -> dict[tuple[str, str], SplitPoint]:
+    pools = _Pools(along_link=line.along_link)
+    return {
+        pair: pools.compared(inputs, SplitPoint(x=pair[1], y=pair[0]))
+        for pair, inputs in line.points.items()
+    }
+
+
 class _Pools:
-    """
-    Sizes of both kinds, kept for the points where they are the same, or nearly so.
+    """Sizes of both kinds on one line, kept for the points where they are the same, or nearly."""
 
-    On a slower link split pools are never cheaper: fastest first, those of the faster link are
-    taken as they are where they still hold, and none are looked for where there were none.
-    """
-
-    def __init__(self, keys: list[str]) -> None:
-        # Where in a pair of values (y, x) the link stands; `None`: it is no axis.
-        self.link = keys.index(LINK) if LINK in keys else None
+    def __init__(self, *, along_link: bool) -> None:
+        self.along_link = along_link
         self.mixed: dict[object, tuple[Found | None, float]] = {}
-        self.split: dict[str, Found | None] = {}
-
-    def order(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return pairs of values (y, x) in the order in which to size them."""
-        at = self.link
-        return list(pairs) if at is None else sorted(pairs, key=lambda pair: -_number(pair[at]))
+        self.sized = False
+        self.split: Found | None = None
 
     def compared(self, inputs: Inputs | InputError, point: SplitPoint) -> SplitPoint:
-        """Size both kinds at one point; aggregated pools whose steps are the same only once."""
-        point = replace(point, reason="")
+        """Size both kinds at the next point; equal aggregated pools only once."""
         if isinstance(inputs, InputError):
             return replace(point, reason=str(inputs))
         try:
@@ -257,7 +285,7 @@ class _Pools:
             self.mixed[key] = found, 0.0 if found is None else _variance(inputs, search, found)
         mixed, mixed_variance = self.mixed[key]
         below = NO_LIMIT if mixed is None else MOST * cost(inputs, mixed.configuration)
-        split = self._split(search, below, point.y if self.link == 1 else point.x)
+        split = self._split(search, below)
         if split is None and mixed is None:
             return replace(point, reason="no pools hold the SLO in quick runs")
         if mixed is not None:
@@ -281,17 +309,16 @@ class _Pools:
         sure = sign_confidence(point.split_cost, point.mixed_cost, variance)
         return replace(point, confidence_fraction=sure)
 
-    def _split(self, search: LayoutSearch, below: float, along: str) -> Found | None:
-        """Size split pools, from those of the point before along the other axis on."""
-        before = self.split.get(along)
-        if before is None and along in self.split and self.link is not None:
+    def _split(self, search: LayoutSearch, below: float) -> Found | None:
+        """Size split pools, from those of the point before on."""
+        if self.split is None and self.sized and self.along_link:
             return None
-        near = None if before is None else before.configuration
-        least = 0.0 if near is None or self.link is None else cost(search.inputs, near)
-        found = search.quick_split(near, below, least=least)
-        if found is not None or self.link is not None:
-            self.split[along] = found
-        return found
+        near = None if self.split is None else self.split.configuration
+        lowest = 0.0 if near is None or not self.along_link else cost(search.inputs, near)
+        split = search.quick_split(near, below, least=lowest)
+        if split is not None or self.along_link:
+            self.split, self.sized = split, True
+        return split
 
 
 def _number(text: str) -> float:

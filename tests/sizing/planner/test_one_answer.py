@@ -11,6 +11,7 @@ import pytest
 
 import sizing
 from minicluster.pages.page import DataTable
+from sizing.planner.configuration import Configuration
 from sizing.planner.edge import RESOLUTION
 from sizing.planner.explanation import explain_plan
 from sizing.planner.predict import prediction_runs
@@ -38,7 +39,11 @@ def planned(at: int) -> tuple[Scenario, sizing.Plan]:
 
 @pytest.mark.parametrize("at", range(len(ASKED)))
 def test_headroom_is_what_capacity_and_a_second_plan_say(at: int) -> None:
-    """The GPUs of a plan carry its load times the headroom, and a plan for that needs no more."""
+    """
+    The GPUs of a plan carry its load times the headroom, and a plan for that needs no more.
+
+    Other pools or batch limits of as many GPUs may carry more; the plan's own do not.
+    """
     scenario, plan = planned(at)
     most = plan.headroom.load_factor * plan.workload.requests_per_s
     again = sizing.plan(scenario.with_({"workload.requests_per_s": 0.99 * most}))
@@ -48,7 +53,13 @@ def test_headroom_is_what_capacity_and_a_second_plan_say(at: int) -> None:
         for gpus in ([plan.cost.gpus], [max(1, plan.cost.gpus - 1), plan.cost.gpus])
     )
     assert alone.requests_per_s == among.requests_per_s  # the page asks for several
-    assert alone.requests_per_s == pytest.approx(most, rel=2 * RESOLUTION)
+    assert alone.requests_per_s >= most / (1 + 2 * RESOLUTION)
+    last = plan.pools[-1]
+    if (
+        alone.layout == str(Configuration.of_plan(plan))
+        and alone.max_num_seqs * last.slicing.pp == last.max_num_seqs
+    ):
+        assert alone.requests_per_s == pytest.approx(most, rel=2 * RESOLUTION)
 
 
 def test_of_equal_gpus_the_measured_pools_are_the_plan() -> None:
