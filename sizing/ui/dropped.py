@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 
-UNSAID = ("engine.mean_accepted_tokens", "engine.kv_offload_disk_bytes")
+UNSAID = (
+    "engine.mean_accepted_tokens",
+    "engine.kv_offload_disk_bytes",
+    "engine.name",
+    "engine.version",
+)
 """Begins of the keys of an engine that no deployment's file says."""
 RATIO, RATIO_LABEL = "--characters-per-token", "Characters per token"
 GROUPS = {"workload.input_tokens": "load", "slo.": "limits", "cluster.": "GPUs"}

@@ -30,7 +30,7 @@ def test_a_day_is_dropped_in() -> None:
         page.run()
         assert not page.exception
         assert any("day-True.csv:2" in each.value for each in page.error) == bad
-    [said] = [each.value for each in page.markdown if "GPU-hours a day" in each.value]
+    [said] = [each.value for each in page.html if "GPU-hours a day" in each.value]
     assert "with autoscaling" in said
 
 
