@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, Tile
+from minicluster.pages.page import ChartRow, FactTable, Page, Section, Tile, ToType
 from minicluster.units import seconds
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.planner.studies.cost import YOURS
@@ -32,9 +32,9 @@ REQUESTS = 20_000
 """Number of requests simulated for the page: enough for a p99 with its interval."""
 SEED = 0
 NEXT = (
-    Command("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
-    Command("serving up plan.json", "serves it"),
-    Command("loadtest run plan.json", "loads it and compares what is measured with this page"),
+    ToType("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
+    ToType("serving up plan.json", "serves it"),
+    ToType("loadtest run plan.json", "loads it and compares what is measured with this page"),
 )
 
 
