@@ -41,7 +41,7 @@ from loadtest.client.launch import launch_client
 from loadtest.run.folder import prepare, read_run
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import ArrivalShape
-from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.mock_server import MockConfig
 from loadtest.selftest.selftest import mock_server
 from minicluster.errors import Exit
 from minicluster.specs.slo import SloSpec

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import MISSING, fields
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     Commands = Mapping[str, Mapping[str, tuple[str, str]]]
     """Heading of the help to name of a command to `module:function` and its line of the help."""
@@ -70,3 +73,30 @@ def imported(where: str, name: str) -> Any:  # noqa: ANN401  (likewise)
     else:
         one.command(name=name)(found)
     return get_group(one).commands[name]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of a dataclass as options, in place of its first parameter."""
+    first, *parameters = inspect.signature(command, eval_str=True).parameters.values()
+    cls = first.annotation
+    hints, keys = get_type_hints(cls, include_extras=True), fields(cls)
+    keys = tuple(sorted(keys, key=lambda key: key.name not in cls.__annotations__))
+    parameters += [
+        inspect.Parameter(
+            key.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if key.default is MISSING else key.default,
+            annotation=hints[key.name],
+        )
+        for key in keys
+    ]
+    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+
+    @wraps(command)
+    def run(**values: Any) -> None:  # noqa: ANN401  (a command's options)
+        options = cls(**{key.name: values.pop(key.name) for key in keys})
+        command(options, **values)
+
+    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in named}
+    return run

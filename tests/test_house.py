@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,54 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
         if path.is_file() and path.suffix != ".png":
             found |= set(hosts.findall(path.read_text(encoding="utf-8", errors="ignore")))
     assert found <= {"download.pytorch.org"}
+
+
+def sources() -> dict[str, ast.Module]:
+    """Parse the packages: module to tree."""
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            path.read_text()
+        )
+        for path in files
+    }
+
+
+def test_no_class_name_twice() -> None:
+    nodes = (node for tree in sources().values() for node in ast.walk(tree))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def origins(tree: ast.Module, defined: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """Yield each name of ours that a module imports or calls, and the module that defines it."""
+    nodes = list(ast.walk(tree))
+    modules = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module in defined:
+            for name in (alias.name for alias in node.names):
+                modules[name] = f"{node.module}.{name}"
+                if name in defined[node.module]:
+                    yield name, node.module
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id, "")
+            if node.attr in defined.get(module, ()):
+                yield node.attr, module
+
+
+def test_no_module_sees_two_meanings_of_a_name() -> None:
+    """A function or class of ours that a module defines, imports or calls is the only one there."""
+    trees = sources()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = {
+        module: {node.name for node in tree.body if isinstance(node, kinds)}
+        for module, tree in trees.items()
+    }
+    twice = []
+    for module, tree in trees.items():
+        # A command is named as users type it, and often as what it calls.
+        own = {(name, module) for name in defined[module] if ".cli." not in module}
+        names = Counter(name for name, _ in own | set(origins(tree, defined)) if name[0] != "_")
+        twice += [f"{module}: {name}" for name, count in names.items() if count > 1]
+    assert twice == []

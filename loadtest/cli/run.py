@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from loadtest.cli.studies import LOCAL, Host, Insecure, Json, Seed
-from loadtest.verdict.tolerance import TOLERANCE, parse_tolerance
+from loadtest.cli.studies import LOCAL, TOLERANCE, Host, Insecure, Json, Seed, parse_tolerance
 from minicluster import shell
 from minicluster.errors import Exit, InputError
+from minicluster.lazy_commands import with_options
 from minicluster.specs.checks import one_of
 from minicluster.workload import PROCESSES
 from minicluster.workload.sample_size import default_requests
 from minicluster.workload.trace_options import SkipImages, TimeUnit, TraceReading
 
 if TYPE_CHECKING:
-    from loadtest.run.run_config import TestLoad
+    from loadtest.run.run_config import RunLength, TestLoad
     from loadtest.run.schedule import ArrivalShape
 
 DEFAULT_TOLERANCE = ",".join(f"{metric}={most}" for metric, most in TOLERANCE.items())
@@ -36,166 +36,264 @@ SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are
 PLAIN = "lengths as the server gave them (--plain)"
 EXAMPLE = "--rate 2 --input-tokens 512 --output-tokens 64 --slo ttft=1,tpot=0.05"
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")]
-AsJson = Annotated[bool, typer.Option("--json", help="verdict.json on stdout, not the table.")]
-JUnit = Annotated[Path | None, typer.Option("--junit", help="File for the verdict as JUnit XML.")]
-Tolerance = Annotated[str, typer.Option(help="Tolerance of the predicted means; 0.25 is 25 %.")]
-RequirePrediction = Annotated[
-    bool, typer.Option("--require-prediction", help="Exit code 3 if the prediction did not hold.")
-]
+OF_A_LOAD = (
+    *("model", "rate", "input_tokens", "output_tokens", "slo", "vocab_size", "prefix_tokens"),
+)
+"""Options that say a load; a plan says them all."""
 
 
-def run(  # noqa: PLR0913  (a command line is its options)
-    *,
-    plan: Annotated[Path | None, typer.Argument(help="Plan file of `sizing plan`.")] = None,
-    host: Host = LOCAL,
-    model: Annotated[
-        str | None, typer.Option(help="Served name of the model; without a plan.")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second; without a plan.")] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """How a run is judged: options of every command that writes a verdict."""
+
+    tolerance: Annotated[
+        str, typer.Option(help="Tolerance of the predicted means; 0.25 is 25 %.")
+    ] = DEFAULT_TOLERANCE
+    require_prediction: Annotated[
+        bool,
+        typer.Option("--require-prediction", help="Exit code 3 if the prediction did not hold."),
+    ] = False
+    junit: Annotated[
+        Path | None, typer.Option("--junit", help="File for the verdict as JUnit XML.")
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="verdict.json on stdout, not the table.")] = (
+        False
+    )
+
+    def judge(self, folder: Path) -> NoReturn:
+        """Judge the run in *folder*, print its verdict, and exit with its code."""
+        from loadtest.report.judge import judge_run
+        from loadtest.report.table import print_verdict
+        from loadtest.run.folder import as_json
+
+        verdict = judge_run(
+            folder,
+            parse_tolerance(self.tolerance),
+            require_prediction=self.require_prediction,
+            junit=self.junit,
+        )
+        if self.json:
+            typer.echo(as_json(verdict), nl=False)
+        else:
+            print_verdict(verdict, Console())
+            shell.say(f"report: {folder / 'report.html'}")
+        raise typer.Exit(verdict.exit_code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(JudgeOptions):
+    """The options of `loadtest run`."""
+
+    plan: Annotated[Path | None, typer.Argument(help="Plan file of `sizing plan`.")] = None
+    host: Host = LOCAL
+    model: Annotated[str | None, typer.Option(help="Served name of the model; without a plan.")] = (
+        None
+    )
+    rate: Annotated[float | None, typer.Option(help="Requests per second; without a plan.")] = None
     input_tokens: Annotated[
         str | None,
         typer.Option(
             help="Input tokens per request: 512, 256-768 or lognormal:MEDIAN:SIGMA:MAX; "
             "without a plan."
         ),
-    ] = None,
+    ] = None
     output_tokens: Annotated[
         str | None,
         typer.Option(help="Output tokens per request, in the same forms; without a plan."),
-    ] = None,
+    ] = None
     slo: Annotated[
         str | None,
         typer.Option(help="SLO in seconds: ttft=1,tpot=0.05,percentile=p99; without a plan."),
-    ] = None,
+    ] = None
     vocab_size: Annotated[
         int | None,
         typer.Option(
             help=f"Upper bound of random token ids, by default {VOCAB_SIZE}; without a plan."
         ),
-    ] = None,
-    duration: Annotated[float | None, typer.Option(help="Measured seconds.")] = None,
+    ] = None
+    duration: Annotated[float | None, typer.Option(help="Measured seconds.")] = None
     requests: Annotated[
         int | None,
         typer.Option(
             help=f"Measured requests; by default by the SLO's percentile, {DEFAULT_REQUESTS}."
         ),
-    ] = None,
+    ] = None
     warmup: Annotated[
         float | None,
         typer.Option(
             help="Warm-up seconds; by default 3 x the expected time of a request, at least 5."
         ),
-    ] = None,
-    seed: Seed = 0,
+    ] = None
+    seed: Seed = 0
     arrivals: Annotated[
         str, typer.Option(help=f"Distribution of arrival gaps: {', '.join(PROCESSES)}.")
-    ] = "poisson",
+    ] = "poisson"
     gap_cv: Annotated[
         float | None, typer.Option(help="Coefficient of variation of gamma gaps; bursts above 1.")
-    ] = None,
+    ] = None
     users: Annotated[
         int | None, typer.Option(help="Users of a closed loop, each with one request at a time.")
-    ] = None,
+    ] = None
     turns: Annotated[
         int, typer.Option(help="Turns per conversation; each prompt contains the earlier turns.")
-    ] = 1,
+    ] = 1
     think: Annotated[
         float, typer.Option(help="Seconds between an answer and the next turn or request.")
-    ] = 0.0,
+    ] = 0.0
     stages: Annotated[
         str | None,
         typer.Option(help="Changing rates: 5x60,10-40x120 (requests/s x seconds; a-b is a ramp)."),
-    ] = None,
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option(
             help="Trace with arrivals and lengths: Azure, BurstGPT, Mooncake, Qwen-Bailian, log"
             " or schedule."
         ),
-    ] = None,
+    ] = None
     skip_unanswered: Annotated[
         bool,
         typer.Option("--skip-unanswered", help="Trace requests with 0 output tokens left out."),
-    ] = False,
-    time_unit: TimeUnit = None,
-    skip_images: SkipImages = False,
+    ] = False
+    time_unit: TimeUnit = None
+    skip_images: SkipImages = False
     prefix_tokens: Annotated[
         int | None,
         typer.Option(
             help="Common first tokens of all prompts, which may be cached; without a plan."
         ),
-    ] = None,
+    ] = None
     api: Annotated[
         str, typer.Option(help="Endpoint API: completions (token ids) or chat (words).")
-    ] = "completions",
-    processes: Annotated[int, typer.Option(help="Client processes that share the schedule.")] = 1,
+    ] = "completions"
+    processes: Annotated[int, typer.Option(help="Client processes that share the schedule.")] = 1
     plain: Annotated[
         bool,
         typer.Option(
             "--plain",
             help="Parameters of OpenAI's API only: answers end when the model ends them.",
         ),
-    ] = False,
+    ] = False
     timeout: Annotated[
         float | None,
         typer.Option(
             help="Time limit of a request in seconds; by default 10 x what the SLO allows."
         ),
-    ] = None,
-    insecure: Insecure = False,
-    output: Output = Path("out/loadtest"),
-    tolerance: Tolerance = DEFAULT_TOLERANCE,
-    require_prediction: RequirePrediction = False,
-    junit: JUnit = None,
-    json: AsJson = False,
-) -> None:
+    ] = None
+    insecure: Insecure = False
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for samples and verdict.")
+    ] = Path("out/loadtest")
+
+    @property
+    def shape(self) -> ArrivalShape:
+        """How requests arrive."""
+        from loadtest.run.schedule import ArrivalShape, parse_stages
+        from minicluster.workload.sources import RequestSource
+
+        return ArrivalShape(
+            source=RequestSource(
+                process=self.arrivals,
+                gap_cv=self.gap_cv,
+                users=self.users,
+                turns=self.turns,
+                think_s=self.think,
+            ),
+            stages=() if self.stages is None else parse_stages(self.stages),
+            skip_unanswered=self.skip_unanswered,
+            reading=TraceReading(time_unit=self.time_unit, skip_images=self.skip_images),
+        )
+
+    @property
+    def length(self) -> RunLength:
+        """How long the run is."""
+        from loadtest.run.run_config import RunLength
+
+        return RunLength(
+            duration_s=self.duration,
+            num_requests=self.requests,
+            warmup_s=self.warmup,
+            timeout_s=self.timeout,
+            seed=self.seed,
+        )
+
+    def load(self, shape: ArrivalShape) -> TestLoad:
+        """Return the plan's load, or that of the options; a trace goes over its lengths."""
+        from loadtest.run.run_config import planned_load
+        from minicluster.plan import read_plan
+        from minicluster.workload.traces import read_trace
+
+        if self.plan is None:
+            load = self._free_load(shape)
+        else:
+            self._refuse(OF_A_LOAD, "a plan, which determines the load")
+            load = planned_load(read_plan(self.plan))
+        if self.trace is None:
+            return load
+        read = read_trace(self.trace, shape.reading, skip_unanswered=shape.skip_unanswered)
+        for line in read.file.lines():
+            shell.say(line)
+        return replace(load, workload=replace(load.workload, trace=str(self.trace)))
+
+    def _free_load(self, shape: ArrivalShape) -> TestLoad:
+        """Return the load of the options; what trace, users or stages replace is 1 in it."""
+        from loadtest.run.run_config import free_load, parse_lengths
+        from loadtest.verdict.slo import parse_slo
+        from minicluster.specs.workload import WorkloadSpec
+
+        replaced: tuple[str, ...] = ()
+        if self.trace:
+            replaced = ("rate", "input_tokens", "output_tokens", "prefix_tokens")
+            self._refuse(replaced, "--trace")
+        elif shape.closed or shape.stages:
+            replaced = ("rate",)
+            self._refuse(replaced, "--users" if shape.closed else "--stages")
+        values: dict[str, Any] = dict.fromkeys(replaced, 1)
+        values |= {"model": None, "vocab_size": VOCAB_SIZE, "prefix_tokens": 0}
+        values |= {name: v for name in OF_A_LOAD if (v := getattr(self, name)) is not None}
+        for name in OF_A_LOAD:
+            if name not in values:
+                raise InputError(_option(name), None, "a plan, or a load", f"for example {EXAMPLE}")
+        prompts, answers = (
+            parse_lengths(str(values[name]), _option(name))
+            for name in ("input_tokens", "output_tokens")
+        )
+        workload = WorkloadSpec(
+            requests_per_s=float(values["rate"]),
+            input_tokens=prompts,
+            output_tokens=answers,
+            prefix_tokens=values["prefix_tokens"],
+        )
+        slo = parse_slo(values["slo"])
+        return free_load(workload, slo, model=values["model"], vocab_size=values["vocab_size"])
+
+    def _refuse(self, names: tuple[str, ...], beside: str) -> None:
+        for name in names:
+            if (value := getattr(self, name)) is not None:
+                raise InputError(_option(name), value, f"no such option with {beside}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@with_options
+def run(options: RunOptions) -> None:
     """Load an endpoint as its plan or the options say, and judge the latencies."""
     from loadtest.client.endpoint import base_address, check_models
-    from loadtest.client.launch import run_with_progress_bar
-    from loadtest.client.steps import keep_engine_steps
+    from loadtest.client.launch import keep_engine_steps, run_with_progress_bar
     from loadtest.client.trial import learned, try_request
     from loadtest.run.folder import held, prepare
-    from loadtest.run.run_config import RunLength, check_chat, make_job
-    from loadtest.run.schedule import ArrivalShape
-    from loadtest.run.stages import parse_stages
-    from minicluster.workload.sources import RequestSource
-    from minicluster.workload.traces import read_trace
+    from loadtest.run.run_config import check_chat, make_job
 
-    given = {
-        "--model": model,
-        "--rate": rate,
-        "--input-tokens": input_tokens,
-        "--output-tokens": output_tokens,
-        "--slo": slo,
-        "--vocab-size": vocab_size,
-        "--prefix-tokens": prefix_tokens,
-    }
-    shape = ArrivalShape(
-        source=RequestSource(
-            process=arrivals, gap_cv=gap_cv, users=users, turns=turns, think_s=think
-        ),
-        stages=() if stages is None else parse_stages(stages),
-        skip_unanswered=skip_unanswered,
-        reading=TraceReading(time_unit=time_unit, skip_images=skip_images),
-    )
-    load = _planned_load(plan, given) if plan else _free_load(given, shape, trace)
-    if trace:
-        load = replace(load, workload=replace(load.workload, trace=str(trace)))
-        for line in read_trace(trace, shape.reading, skip_unanswered=skip_unanswered).file.lines():
-            shell.say(line)
-    if require_prediction and not plan:
+    shape, insecure, plain = options.shape, options.insecure, options.plain
+    load = options.load(shape)
+    if options.require_prediction and not options.plan:
         raise InputError("--require-prediction", "without a plan", "a plan with a prediction")
-    one_of(APIS, **{"--api": api})
-    tolerances, address = parse_tolerance(tolerance), base_address(host, insecure=insecure)
-    length = RunLength(
-        duration_s=duration,
-        num_requests=requests,
-        warmup_s=warmup,
-        timeout_s=timeout,
-        seed=seed,
-    )
-    job = make_job(load, length, host=address, shape=shape, workers=processes)
+    one_of(APIS, **{"--api": options.api})
+    parse_tolerance(options.tolerance)
+    address = base_address(options.host, insecure=insecure)
+    job = make_job(load, options.length, host=address, shape=shape, workers=options.processes)
     served, adapters, slowdown = check_models(
         address, load.model, adapters=load.workload.lora_adapters, insecure=insecure
     )
@@ -203,32 +301,29 @@ def run(  # noqa: PLR0913  (a command line is its options)
     job = replace(job, plain=plain, caveats=(PLAIN,) if plain else ())
     if slowdown is not None:
         shell.say(SIMULATED.format(slowdown))
-    if api == "chat":
+    if options.api == "chat":
         job = learned(job)
     schedule = job.requests()
     check_chat(job, schedule)
     try_request(job, schedule)
-    with held(output) as lock:
-        prepare(output, job, schedule, plan)
-        run_with_progress_bar(output, job, lock)
-        keep_engine_steps(output, job)
-        _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
+    with held(options.output) as lock:
+        prepare(options.output, job, schedule, options.plan)
+        run_with_progress_bar(options.output, job, lock)
+        keep_engine_steps(options.output, job)
+        options.judge(options.output)
 
 
+@with_options
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    *,
-    tolerance: Tolerance = DEFAULT_TOLERANCE,
-    require_prediction: RequirePrediction = False,
-    junit: JUnit = None,
-    json: AsJson = False,
+    options: JudgeOptions, folder: Annotated[Path, typer.Argument(help="Folder of a run.")]
 ) -> None:
     """Judge a run again from its samples, and write its report."""
-    tolerances = parse_tolerance(tolerance)
-    _judge(folder, tolerances, require_prediction=require_prediction, junit=junit, json=json)
+    options.judge(folder)
 
 
-def import_results(  # noqa: PLR0913  (as for run)
+@with_options
+def import_results(
+    options: JudgeOptions,
     results: Annotated[
         Path,
         typer.Argument(
@@ -237,24 +332,19 @@ def import_results(  # noqa: PLR0913  (as for run)
         ),
     ],
     plan: Annotated[Path, typer.Argument(help="Plan file of what was loaded.")],
-    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the run.")],
     benchmark: Annotated[
         int | None, typer.Option(help="Number of the benchmark in a file of several, from 1.")
     ] = None,
-    tolerance: Tolerance = DEFAULT_TOLERANCE,
-    require_prediction: RequirePrediction = False,
-    junit: JUnit = None,
-    json: AsJson = False,
 ) -> None:
     """Judge what another load generator measured, as a run for compare and `sizing calibrate`."""
     from loadtest.run.folder import held
     from loadtest.run.imported import import_run
 
-    tolerances = parse_tolerance(tolerance)
+    parse_tolerance(options.tolerance)
     with held(output):
         import_run(results, plan, output, benchmark=benchmark)
-        _judge(output, tolerances, require_prediction=require_prediction, junit=junit, json=json)
+        options.judge(output)
 
 
 def selftest(
@@ -287,65 +377,3 @@ def selftest(
         if tried:
             typer.echo(capacity_text(tried))
     raise typer.Exit(Exit.DONE if all(e.fit for e in errors) else Exit.INCONCLUSIVE)
-
-
-def _planned_load(plan: Path, given: dict[str, Any]) -> TestLoad:
-    from loadtest.run.run_config import planned_load
-    from minicluster.plan import read_plan
-
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(option, value, "no such option with a plan, which determines the load")
-    return planned_load(read_plan(plan))
-
-
-def _free_load(given: dict[str, Any], shape: ArrivalShape, trace: Path | None) -> TestLoad:
-    """Return the load of the options *given*; what trace, users or stages replace is 1 in it."""
-    from loadtest.run.run_config import free_load, parse_lengths
-    from loadtest.verdict.slo import parse_slo
-    from minicluster.specs.workload import WorkloadSpec
-
-    replaced = {}
-    if trace:
-        described = ("--rate", "--input-tokens", "--output-tokens", "--prefix-tokens")
-        replaced = dict.fromkeys(described, "--trace")
-    elif shape.closed or shape.stages:
-        replaced = {"--rate": "--users" if shape.closed else "--stages"}
-    for option, other in replaced.items():
-        if given[option] is not None:
-            raise InputError(option, given[option], f"no such option with {other}")
-    values: dict[str, Any] = dict.fromkeys(replaced, 1)
-    values |= {"--model": None, "--vocab-size": VOCAB_SIZE, "--prefix-tokens": 0}
-    values |= {option: value for option, value in given.items() if value is not None}
-    for option in given:
-        if option not in values:
-            raise InputError(option, None, "a plan, or a load", f"for example {EXAMPLE}")
-    workload = WorkloadSpec(
-        requests_per_s=float(values["--rate"]),
-        input_tokens=parse_lengths(str(values["--input-tokens"]), "--input-tokens"),
-        output_tokens=parse_lengths(str(values["--output-tokens"]), "--output-tokens"),
-        prefix_tokens=values["--prefix-tokens"],
-    )
-    slo, model = parse_slo(values["--slo"]), values["--model"]
-    return free_load(workload, slo, model=model, vocab_size=values["--vocab-size"])
-
-
-def _judge(
-    folder: Path,
-    tolerances: dict[str, float],
-    *,
-    require_prediction: bool,
-    junit: Path | None,
-    json: bool,
-) -> NoReturn:
-    from loadtest.report.judge import judge_run
-    from loadtest.report.table import print_verdict
-    from loadtest.run.folder import as_json
-
-    verdict = judge_run(folder, tolerances, require_prediction=require_prediction, junit=junit)
-    if json:
-        typer.echo(as_json(verdict), nl=False)
-    else:
-        print_verdict(verdict, Console())
-        shell.say(f"report: {folder / 'report.html'}")
-    raise typer.Exit(verdict.exit_code)

@@ -9,16 +9,46 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from loadtest.verdict.tolerance import TOLERANCE
 from minicluster import shell
 from minicluster.errors import Exit, InputError
 from minicluster.files import make_folder
 from minicluster.pages.write import write_page
+from minicluster.specs.slo import METRICS
 from minicluster.workload.sample_size import enough_requests
 
 if TYPE_CHECKING:
     from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.verdict.verdict import Verdict
+
+
+TOLERANCE = {"ttft": 0.20, "tpot": 0.15}
+"""
+Default tolerance of the predicted means at the pace of the engines, as fractions of the measured
+ones; of the plan's own prediction where the engines' pace is not known.
+"""
+
+
+def parse_tolerance(text: str) -> dict[str, float]:
+    """
+    Parse `ttft=0.2,tpot=0.15`, or one number for both.
+
+    Raises InputError: another form, or a fraction that is not positive.
+    """
+    expectation = "fractions like ttft=0.2,tpot=0.15, or one for both"
+    try:
+        if "=" not in text:
+            tolerance = dict.fromkeys(TOLERANCE, float(text))
+        else:
+            pairs = (part.split("=") for part in text.split(","))
+            tolerance = {key.strip(): float(value) for key, value in pairs}
+    except ValueError:
+        raise InputError("--tolerance", text, expectation) from None
+    if not set(tolerance) <= set(METRICS) or not all(
+        0 < value < float("inf") for value in tolerance.values()
+    ):
+        raise InputError("--tolerance", text, expectation)
+    return tolerance
+
 
 Insecure = Annotated[
     bool,
@@ -146,11 +176,12 @@ def compare(
     from loadtest.report.compare_page import comparison_lines, comparison_page, comparison_table
     from loadtest.run.folder import as_json, read_run
     from loadtest.studies.compare import compare_runs
+    from loadtest.verdict.verdict import conclude
 
-    runs = read_run(first), read_run(second)
-    found = compare_runs(*runs, (str(first), str(second)))
+    one, other = (conclude(read_run(f), {}, require_prediction=False) for f in (first, second))
+    found = compare_runs(one, other, (str(first), str(second)))
     if output:
-        write_page(output, comparison_page(found, *runs))
+        write_page(output, comparison_page(found, one, other))
     if json:
         typer.echo(as_json(found), nl=False)
         return

@@ -7,7 +7,7 @@ import json
 import random
 from functools import partial
 
-from loadtest.client.answer import complete
+from loadtest.client.endpoint import complete
 from loadtest.client.stream import StreamError
 from loadtest.run.job import ChatForm
 from minicluster.errors import InputError, TargetFailed

@@ -7,11 +7,12 @@ import json
 import os
 import re
 import ssl
+import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from loadtest.client.stream import error_message
+from loadtest.client.stream import CompletionStream, StreamError, check_encoding, error_message
 from minicluster.errors import InputError, TargetFailed
 from minicluster.http_client.authorization import bearer
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from email.message import Message
     from typing import IO
+
 
 VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 """Environment variables, of which the first that is set holds the key; empty means no key."""
@@ -51,7 +53,7 @@ class StatusError(TargetFailed):
         super().__init__(message)
 
 
-class FinalResponse(http.client.HTTPResponse):
+class ReplyAfterInterim(http.client.HTTPResponse):
     """A response after any interim ones; the library's own skips 100 only."""
 
     def _read_status(self) -> tuple[str, int, str]:
@@ -63,15 +65,15 @@ class FinalResponse(http.client.HTTPResponse):
 
 
 class Connection(http.client.HTTPConnection):
-    """A connection whose responses are `FinalResponse`."""
+    """A connection whose responses are `ReplyAfterInterim`."""
 
-    response_class = FinalResponse
+    response_class = ReplyAfterInterim
 
 
 class TlsConnection(http.client.HTTPSConnection):
     """The same over TLS."""
 
-    response_class = FinalResponse
+    response_class = ReplyAfterInterim
 
 
 class Plain(urllib.request.HTTPHandler):
@@ -292,3 +294,39 @@ def check_models(
         raise InputError("--model", None, expectation)
     hint = "is another plan deployed there? See `serving status`"
     raise InputError("model", model, expectation, hint)
+
+
+BLOCK_BYTES = 65536
+
+
+def complete(
+    url: str, expected: str, body: bytes, *, wait_s: float, insecure: bool
+) -> CompletionStream:
+    """
+    Request one completion or chat, and read its stream; whether it is whole, `finish` says.
+
+    Args:
+        url, expected, body, insecure: as `loadtest.client.endpoint.ask`.
+        wait_s: time limit of the whole answer.
+
+    Raises:
+        StatusError: the answer is an error status.
+        StreamError: the answer is compressed, not in time, or has an event that is no chunk.
+        OSError, http.client.HTTPException: the connection broke, or was never made.
+        EventTooLongError: an event does not end.
+    """
+    until_s = time.monotonic() + wait_s
+    with ask(url, expected, body, wait_s=wait_s, insecure=insecure) as answer:
+        check_encoding(answer.headers.get("content-encoding", ""))
+        return _follow(answer, until_s, wait_s)
+
+
+def _follow(answer: http.client.HTTPResponse, until_s: float, wait_s: float) -> CompletionStream:
+    """Read *answer* to its end, or until *until_s* on the monotonic clock has passed."""
+    stream = CompletionStream()
+    stream.content_type = answer.headers.get("content-type", "")
+    while not stream.done and (received := answer.read1(BLOCK_BYTES)):
+        if time.monotonic() > until_s:
+            raise StreamError("timeout", f"no end after {wait_s:g} s")
+        stream.receive(received, 0.0)
+    return stream

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
+from loadtest.client.endpoint import ANSWER_S, ask
+from loadtest.run.client_health import read_client
 from minicluster import shell
 from minicluster.errors import Exit, InputError, MiniclusterError
+from minicluster.workload.engine_steps import ENGINE_STEPS, PATH, write_engine_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,3 +111,24 @@ def run_with_progress_bar(folder: Path, job: Job, lock: int) -> None:
         except KeyboardInterrupt:
             if not (folder / "client.json").exists():
                 raise
+
+
+def keep_engine_steps(folder: Path, job: Job) -> None:
+    """
+    Write the steps that the engines ran during a run beside its samples.
+
+    Nothing is written of simulated engines, whose steps are the plan's own, nor where the endpoint
+    is not `serving`'s: the run is then judged without the pace of the engines.
+    """
+    if job.slowdown is not None:
+        return
+    start_unix_s = read_client(folder / "client.json").started_unix_s
+    interval = f"begin={start_unix_s}&end={time.time()}"
+    expected = "the steps of the engines"
+    try:
+        url = f"{job.host}{PATH}?{interval}"
+        with ask(url, expected, wait_s=ANSWER_S, insecure=job.insecure) as answer:
+            steps = json.load(answer)["steps"]
+    except (MiniclusterError, OSError, http.client.HTTPException, KeyError, TypeError, ValueError):
+        return
+    write_engine_steps(folder / ENGINE_STEPS, steps, start_unix_s)

@@ -7,9 +7,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loadtest.client.answer import complete
 from loadtest.client.chat import learn_chat
-from loadtest.client.endpoint import StatusError
+from loadtest.client.endpoint import StatusError, complete
 from loadtest.client.prompts import EXTENSIONS, Prompts
 from loadtest.client.stream import StreamError
 from minicluster.errors import TargetFailed

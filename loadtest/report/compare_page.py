@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from loadtest.report.charts import goodput_against_load
 from loadtest.report.run_page import footer, sentence, values_s
 from loadtest.report.table import latency_text, terminal_table
-from loadtest.verdict.window import measurement_window
 from minicluster.pages.figure import BLUE, ORANGE
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, Page, Section
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from loadtest.run.folder import Run
     from loadtest.studies.capacity_search import CapacitySearch
     from loadtest.studies.compare import RunComparison, Side
+    from loadtest.verdict.verdict import Judged
 
 CHANGE_HEADS = ("", "first", "second", "difference, 95 %", "")
 FOUND_WORDS = {True: "holds", False: "misses", None: "unclear"}
@@ -67,9 +66,9 @@ def comparison_table(comparison: RunComparison) -> Table:
     return terminal_table("second less first", CHANGE_HEADS, change_rows(comparison))
 
 
-def comparison_page(comparison: RunComparison, first: Run, second: Run) -> Page:
+def comparison_page(comparison: RunComparison, first: Judged, second: Judged) -> Page:
     """Return the page of both runs: table, and distributions over each other."""
-    answered = [measurement_window(run).answered for run in (first, second)]
+    answered = [judged.window.answered for judged in (first, second)]
     figures = []
     for metric in ("ttft", "tpot"):
         before, after = (values_s(metric, each) for each in answered)

@@ -48,15 +48,15 @@ def judge_run(
             f"{run.job.model}, the model that was loaded",
         )
     resimulation = _resimulate(folder, run)
-    verdict = conclude(
+    judged = conclude(
         run, tolerance, require_prediction=require_prediction, resimulation=resimulation
     )
+    verdict = judged.verdict
     write_atomically(folder / "verdict.json", as_json(verdict))
-    write_atomically(folder / "llm-d.json", to_llm_d(run, verdict))
+    write_atomically(folder / "llm-d.json", to_llm_d(judged))
     if junit:
         write_atomically(junit, to_junit(verdict, require_prediction=require_prediction))
-    page = run_page(run, verdict, resimulation)
-    write_page(folder / "report.html", page, script_folder=script_folder)
+    write_page(folder / "report.html", run_page(judged), script_folder=script_folder)
     return verdict
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from loadtest.report.table import caveat_text, latency_text
+from loadtest.report.table import latency_text
 from loadtest.verdict.verdict import PROVES_NOTHING, Verdict
 from minicluster.stats.shares import LEVELS
 
@@ -72,7 +72,7 @@ def _validity(suite: ET.Element, verdict: Verdict) -> None:
 
 
 def _limit(suite: ET.Element, verdict: Verdict, result: SloResult) -> None:
-    caveat = caveat_text(verdict)
+    caveat = verdict.caveat
     name = f"{result.name} < {1000 * result.limit_s:g} ms"
     case = _case(suite, name)
     text = f"{latency_text(result.measured_s)}; {result.attained_text}{caveat}"

@@ -8,8 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loadtest.run.folder import Run
-    from loadtest.verdict.verdict import Verdict
+    from loadtest.verdict.verdict import Judged
     from minicluster.stats.quantiles import LatencySummary
 
 SCHEMA_VERSION = "0.2.1"
@@ -22,7 +21,7 @@ LATENCIES = {
 """Names and units there; TPOT and ITL are without the first token, as here."""
 
 
-def to_llm_d(run: Run, verdict: Verdict) -> str:
+def to_llm_d(judged: Judged) -> str:
     """
     Return the report of a run, over the requests of the window that were answered.
 
@@ -31,6 +30,7 @@ def to_llm_d(run: Run, verdict: Verdict) -> str:
     Ignores: What the schema has no place for: the SLO, its verdict and the prediction, which
     `verdict.json` has; a sentence with the verdict is the description.
     """
+    run, verdict = judged.run, judged.verdict
     told, rates = verdict.metadata, verdict.throughput
     began = {}
     if told.started_unix_s:  # 0: not known, of an imported run

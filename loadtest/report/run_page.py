@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from loadtest.report.charts import goodput_against_load, requests_over_time
 from loadtest.report.table import (
     LATENCY_HEADS,
-    caveat_text,
     client_text,
     filled_columns,
     headline,
@@ -25,8 +24,7 @@ from loadtest.report.table import (
     prediction_text,
     stall_text,
 )
-from loadtest.verdict.verdict import HOLDS, Verdict
-from loadtest.verdict.window import measurement_window
+from loadtest.verdict.verdict import HOLDS, Judged, Verdict
 from minicluster.pages.figure import BLUE, ORANGE, Figure
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import ChartRow, DataTable, FactTable, Page, Section, Text, Tile
@@ -36,11 +34,12 @@ from minicluster.units import seconds, signed_seconds
 from minicluster.workload.samples import OUTCOMES, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from loadtest.run.folder import Run
     from loadtest.run.job import Job
-    from loadtest.verdict.resimulation import PredictedRequest, Resimulation
+    from loadtest.verdict.resimulation import PredictedRequest
+    from loadtest.verdict.slo import SloResult
     from minicluster.plan import Plan
 
 MOST_ERRORS = 8
@@ -56,16 +55,16 @@ DEFINITIONS = (
 CHARTED = ("ttft", "tpot")
 
 
-def run_page(run: Run, verdict: Verdict, resimulation: Resimulation | None = None) -> Page:
+def run_page(judged: Judged) -> Page:
     """Return the whole page of a run."""
+    run, verdict = judged.run, judged.verdict
     word, why = headline(verdict)
     told = (pace_text(verdict) or "", prediction_text(verdict) or "")
-    caveat = caveat_text(verdict)
-    lines = [why, *told, *(f"{p.attained_text}{caveat}" for p in verdict.slo)]
+    lines = [why, *told, *(f"{p.attained_text}{verdict.caveat}" for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
-        *_charts(run, verdict, resimulation),
+        *_charts(judged),
         *_errors(run),
     ]
     if run.plan:
@@ -101,7 +100,7 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
             name=result.name,
             value=latency_text(result.measured_s),
             below=f"SLO {seconds(result.limit_s)}, 95 % interval {interval_text(result)}"
-            f"{caveat_text(verdict)}",
+            f"{verdict.caveat}",
             bad=result.verdict == "missed",
         )
     done = verdict.throughput
@@ -109,7 +108,7 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
         name="goodput",
         value=f"{done.good_requests_per_s:.2f}/s",
         below=f"{done.good_fraction:.2%} of {done.offered_requests_per_s:.2f} requests/s"
-        f"{caveat_text(verdict)}",
+        f"{verdict.caveat}",
     )
     stall = verdict.latency["longest_stall"]
     yield Tile(
@@ -124,7 +123,7 @@ def _latencies(verdict: Verdict) -> Section:
     """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
     heads, *rows = filled_columns(LATENCY_HEADS, latency_rows(verdict), load_rows(verdict))
     title = "Measured, SLO" if verdict.comparison is None else "Predicted, measured, SLO"
-    return Section(f"{title}{caveat_text(verdict)}", (DataTable(heads, tuple(rows)),))
+    return Section(f"{title}{verdict.caveat}", (DataTable(heads, tuple(rows)),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:
@@ -154,19 +153,20 @@ def _errors(run: Run) -> Iterator[Section]:
         yield Section("Errors", (FactTable(rows),))
 
 
-def _charts(run: Run, verdict: Verdict, resimulation: Resimulation | None) -> Iterator[ChartRow]:
+def _charts(judged: Judged) -> Iterator[ChartRow]:
     """Draw distribution and course of TTFT and TPOT, where anything was measured, and goodput."""
-    answered = measurement_window(run).answered
-    distributions = (
-        _distribution(metric, answered, verdict, resimulation, run.plan) for metric in CHARTED
-    )
-    courses = (_course(metric, run, verdict) for metric in CHARTED)
-    figures = [figure for drawn in (*distributions, *courses) for figure in drawn]
+    run = judged.run
+    figures = [
+        figure
+        for draw in (_distribution, _course)
+        for metric in CHARTED
+        for figure in draw(metric, judged)
+    ]
     if figures:
         yield ChartRow(tuple(figures))
     # A closed loop and a load with stages have no single rate to draw over.
     if run.plan and not (run.job.shape.closed or run.job.shape.stages):
-        yield from _goodput(verdict, run.plan)
+        yield from _goodput(judged.verdict, run.plan)
 
 
 def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
@@ -197,14 +197,9 @@ def values_s(metric: str, requests: Iterable[Sample | PredictedRequest]) -> list
     return [v for each in requests if (v := getattr(each, f"{metric}_s")) is not None]
 
 
-def _distribution(
-    metric: str,
-    answered: Sequence[Sample],
-    verdict: Verdict,
-    resimulation: Resimulation | None,
-    plan: Plan | None,
-) -> Iterator[Figure]:
+def _distribution(metric: str, judged: Judged) -> Iterator[Figure]:
     """Draw the distribution of what counts, as measured and as predicted, with the SLO."""
+    answered, plan, resimulation = judged.window.answered, judged.run.plan, judged.resimulation
     measured = values_s(metric, answered)
     if not measured:
         return
@@ -217,7 +212,7 @@ def _distribution(
     elif plan:
         planned = getattr(plan.prediction, metric)
         predicted = {p: planned.at(n) for n, p in LEVELS.items()}
-    limit = next((r for r in verdict.slo if r.metric == metric and not r.of), None)
+    limit = _limit(metric, judged.verdict)
     yield latency_distribution(
         f"{metric.upper()}: distribution",
         curves,
@@ -226,8 +221,13 @@ def _distribution(
     )
 
 
-def _course(metric: str, run: Run, verdict: Verdict) -> Iterator[Figure]:
+def _limit(metric: str, verdict: Verdict) -> SloResult | None:
+    return next((r for r in verdict.slo if r.metric == metric and not r.of), None)
+
+
+def _course(metric: str, judged: Judged) -> Iterator[Figure]:
     """Draw the latency of each request at its scheduled arrival."""
+    run, limit = judged.run, _limit(metric, judged.verdict)
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None
     ]
@@ -238,7 +238,7 @@ def _course(metric: str, run: Run, verdict: Verdict) -> Iterator[Figure]:
             points,
             failed=[(s.due_s, _how_it_ended(s)) for s in run.samples if _failed(s)],
             window_s=(window.start_s, window.end_s),
-            limit_s=next((r.limit_s for r in verdict.slo if r.metric == metric and not r.of), None),
+            limit_s=limit.limit_s if limit else None,
             end_s=max(window.end_s, *(s.due_s for s in run.samples)),
         )
 

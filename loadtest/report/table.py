@@ -130,12 +130,7 @@ def headline(verdict: Verdict) -> tuple[str, str]:
     """Return the verdict in words, and its reasons."""
     limits = ", ".join(f"{p.name} < {seconds(p.limit_s)}" for p in verdict.slo)
     why = "; ".join(verdict.reasons) or limits
-    return HEADLINES[verdict.verdict][0], f"{why}{caveat_text(verdict)}"
-
-
-def caveat_text(verdict: Verdict) -> str:
-    """Return what stands beside every figure of a run, with a comma before it; mostly empty."""
-    return "".join(f", {caveat}" for caveat in verdict.metadata.caveats)
+    return HEADLINES[verdict.verdict][0], f"{why}{verdict.caveat}"
 
 
 def stall_text(verdict: Verdict) -> str:
@@ -227,7 +222,7 @@ def terminal_table(title: str, heads: Sequence[str], *groups: Iterable[Sequence[
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Print table and verdict."""
-    title = f"{verdict.metadata.model} at {verdict.metadata.host}{caveat_text(verdict)}"
+    title = f"{verdict.metadata.model} at {verdict.metadata.host}{verdict.caveat}"
     latencies, loads = list(latency_rows(verdict)), list(load_rows(verdict))
     heads, *rows = filled_columns(LATENCY_HEADS, latencies, loads)
     table = terminal_table(title, heads, rows[: len(latencies)], rows[len(latencies) :])
@@ -239,7 +234,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         stall_text(verdict),
         client_text(verdict),
         *verdict.notes,
-        *(f"{result.attained_text}{caveat_text(verdict)}" for result in verdict.slo),
+        *(f"{result.attained_text}{verdict.caveat}" for result in verdict.slo),
     ]
     lines += [
         text

@@ -36,7 +36,7 @@ UNIX_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ToolRequest:
     """
     One request as another tool measured it, in seconds of any one clock.
 
@@ -76,7 +76,7 @@ class Pacing:
     due: bool = False
     closed: bool = False
 
-    def said(self, tool: str, answers: Sequence[Answer]) -> tuple[tuple[str, ...], str]:
+    def said(self, tool: str, answers: Sequence[ToolRequest]) -> tuple[tuple[str, ...], str]:
         """Return what stands beside the figures, and the remark that explains it."""
         peak = most_in_flight(answers)
         seen = f"at most {peak} were in flight at once"
@@ -102,7 +102,7 @@ class Pacing:
         return (f"{cap} (waits in the client not included)",), why
 
 
-def most_in_flight(answers: Sequence[Answer]) -> int:
+def most_in_flight(answers: Sequence[ToolRequest]) -> int:
     """Return the largest number of requests that were in flight at once."""
     ends = sorted((at_s, step) for a in answers for at_s, step in ((a.start_s, 1), (a.end_s, -1)))
     return max(accumulate(step for _, step in ends), default=0)
@@ -157,7 +157,7 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
     write_together({folder / "samples.jsonl": lines, folder / "client.json": as_json(told)})
 
 
-def _sample(index: int, answer: Answer, first_s: float) -> Sample:
+def _sample(index: int, answer: ToolRequest, first_s: float) -> Sample:
     return Sample(
         index=index,
         in_window=answer.outcome != "unfinished",
@@ -175,17 +175,17 @@ def _sample(index: int, answer: Answer, first_s: float) -> Sample:
     )
 
 
-def _singly(answer: Answer) -> bool:
+def _singly(answer: ToolRequest) -> bool:
     """Tell whether every chunk had one token."""
     return len(answer.chunk_s) == answer.output_tokens
 
 
-def read_answers(path: Path, *, benchmark: int | None = None) -> list[Answer]:
+def read_answers(path: Path, *, benchmark: int | None = None) -> list[ToolRequest]:
     """Read the requests of a file; raises as `import_run`."""
     return _read(path, benchmark)[1]
 
 
-def _read(path: Path, benchmark: int | None) -> tuple[str, list[Answer], Pacing]:
+def _read(path: Path, benchmark: int | None) -> tuple[str, list[ToolRequest], Pacing]:
     """Return the tool that wrote a file, its requests and how they were paced."""
     raw, place = _parsed(read_text(path, TOOLS), str(path)), str(path)
     for is_summary, way_out in SUMMARIES:
@@ -217,7 +217,7 @@ def _parsed(text: str, place: str) -> Any:  # noqa: ANN401  (a document of anoth
     return found
 
 
-def _checked(answers: Iterator[Answer], place: str) -> Iterator[Answer]:
+def _checked(answers: Iterator[ToolRequest], place: str) -> Iterator[ToolRequest]:
     """Refuse answers that contradict themselves, by the number of their request."""
     for number, each in enumerate(answers, start=1):
         where = f"{place}: request {number}"
@@ -245,12 +245,12 @@ def _spread(first_s: float, last_s: float, tokens: int) -> tuple[float, ...]:
 def _failed(
     start_s: float, end_s: float, text: object, *, due_s: float | None = None,
     tokens: int | None = None,
-) -> Answer:  # fmt: skip
+) -> ToolRequest:  # fmt: skip
     """Return a request without an answer: shed by the server, or an error of it."""
     said = str(text) or "no tokens"
     outcome = "shed" if SHED.search(said) else "server_error"
     due = start_s if due_s is None else due_s
-    return Answer(
+    return ToolRequest(
         due_s=due, start_s=start_s, end_s=end_s, input_tokens=tokens, outcome=outcome, detail=said
     )
 
@@ -258,7 +258,7 @@ def _failed(
 # --- tools
 
 
-def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[Answer]:
+def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[ToolRequest]:
     """
     `vllm bench serve`: seconds; ITLs are the gaps between chunks. Errors have no status.
 
@@ -289,7 +289,7 @@ def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[Answer]:
             yield _failed(start_s, start_s, error, due_s=due_s, tokens=prompt)
             continue
         chunk_s = tuple(accumulate(gaps_s, initial=start_s + ttft_s))
-        yield Answer(
+        yield ToolRequest(
             due_s=due_s, start_s=start_s, end_s=chunk_s[-1], input_tokens=prompt,
             output_tokens=output, chunk_s=chunk_s,
         )  # fmt: skip
@@ -309,7 +309,7 @@ def _count(most: object) -> int | None:
     return most
 
 
-def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterator[Answer]:
+def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterator[ToolRequest]:
     """
     GuideLLM: unix seconds of first and last token.
 
@@ -368,7 +368,7 @@ def _targeted_s(each: dict[str, Any]) -> float | None:
     return at_s if at_s is not None and UNIX_S < at_s <= each["request_start_time"] else None
 
 
-def _guidellm_request(each: dict[str, Any], kind: str, *, scheduled: bool) -> Answer:
+def _guidellm_request(each: dict[str, Any], kind: str, *, scheduled: bool) -> ToolRequest:
     start_s, end_s = each["request_start_time"], each["request_end_time"]
     due_s = (_targeted_s(each) if scheduled else None) or start_s
     prompt, output = each.get("prompt_tokens"), each.get("output_tokens") or 0
@@ -378,13 +378,13 @@ def _guidellm_request(each: dict[str, Any], kind: str, *, scheduled: bool) -> An
         return failed if kind == "errored" else replace(failed, outcome="unfinished")
     times = each["info"]["timings"]
     chunk_s = _spread(times["first_token_iteration"], times["last_token_iteration"], output)
-    return Answer(
+    return ToolRequest(
         due_s=due_s, start_s=start_s, end_s=end_s, input_tokens=prompt, output_tokens=output,
         chunk_s=chunk_s,
     )  # fmt: skip
 
 
-def _aiperf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[Answer]:
+def _aiperf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[ToolRequest]:
     """
     AIPerf: values with units, of each request of the profiling phase.
 
@@ -415,7 +415,7 @@ def _aiperf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[A
             if gaps
             else _spread(first_s, start_s + _seconds(metrics["request_latency"]), int(output))
         )
-        yield Answer(
+        yield ToolRequest(
             due_s=due_s, start_s=start_s, end_s=end_s, input_tokens=int(prompt),
             output_tokens=int(output), chunk_s=chunk_s,
         )  # fmt: skip
@@ -430,7 +430,7 @@ def _all_seconds(metric: dict[str, Any]) -> list[float]:
     return [float(each) * unit_s for each in metric["value"]]
 
 
-def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[Answer]:
+def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[ToolRequest]:
     """
     inference-perf: seconds of every chunk.
 
@@ -450,7 +450,7 @@ def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> It
             continue
         told = info.get("response_metrics") or info["response_info"]
         usage = told.get("server_usage") or {}
-        yield Answer(
+        yield ToolRequest(
             due_s=start_s, start_s=start_s, end_s=end_s,
             input_tokens=usage.get("prompt_tokens", prompt),
             output_tokens=usage.get("completion_tokens", told["output_tokens"]),
@@ -476,7 +476,7 @@ def _is_dict_with(*keys: str) -> Callable[[Any], bool]:
 
 Reader = tuple[
     "Callable[[Any], bool]",
-    "Callable[[Any, str, int | None], Iterator[Answer]]",
+    "Callable[[Any, str, int | None], Iterator[ToolRequest]]",
     "Callable[[Any, int | None], Pacing]",
 ]
 

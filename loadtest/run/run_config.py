@@ -15,8 +15,15 @@ from loadtest.run.job import (
     slowest_s,
     timeout_s,
 )
-from loadtest.run.schedule import WARMUP_ROUNDS, ArrivalShape, Window, window_of
-from loadtest.run.stages import RateStage, duration_s, mean_per_s
+from loadtest.run.schedule import (
+    WARMUP_ROUNDS,
+    ArrivalShape,
+    RateStage,
+    Window,
+    duration_s,
+    mean_per_s,
+    window_of,
+)
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Options, Positive, Whole
 from minicluster.specs.slo import SloSpec

@@ -16,7 +16,7 @@ from loadtest.client.launch import launch_client
 from loadtest.run.client_health import health
 from loadtest.run.folder import Run, prepare, read_run
 from loadtest.run.run_config import RunLength, free_load, make_job
-from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.mock_server import MockConfig
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, WorkloadSpec

@@ -59,7 +59,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class CapacityBracket:
     """
     The bracket of the highest request rate that meets the SLO.
 
@@ -111,7 +111,7 @@ def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: flo
     return math.sqrt(start * end) if end > start * math.sqrt(1 + resolution_fraction) else None
 
 
-def capacity(probes: Sequence[Probe]) -> Capacity:
+def capacity(probes: Sequence[Probe]) -> CapacityBracket:
     """
     Return the bracket that *probes* support.
 
@@ -122,7 +122,7 @@ def capacity(probes: Sequence[Probe]) -> Capacity:
     low = max((p.requests_per_s for p in below if p.holds), default=None)
     unclear = {p.requests_per_s for p in below if p.holds is None}
     between = (rate for rate in unclear if low is None or rate > low)
-    return Capacity(low=low, high=high, unclear=tuple(sorted(between)))
+    return CapacityBracket(low=low, high=high, unclear=tuple(sorted(between)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class CapacitySearch:
     probes: tuple[Probe, ...] = ()
 
     @property
-    def found(self) -> Capacity:
+    def found(self) -> CapacityBracket:
         """The bracket that the probes so far support."""
         return capacity(self.probes)
 

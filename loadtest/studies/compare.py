@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadtest.verdict.slo import good, undecided
-from loadtest.verdict.verdict import PROVES_NOTHING, conclude
-from loadtest.verdict.window import MeasurementWindow, measurement_window
+from loadtest.verdict.verdict import PROVES_NOTHING
 from minicluster.errors import InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
 from minicluster.stats.confidence import design_effect
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadtest.run.folder import Run
+    from loadtest.verdict.verdict import Judged
     from minicluster.workload.samples import Sample
 
 SCHEMA_VERSION = 2
@@ -99,7 +99,7 @@ class RunComparison:
     notes: tuple[str, ...]
 
 
-def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparison:
+def compare_runs(first: Judged, second: Judged, names: tuple[str, str]) -> RunComparison:
     """
     Compare *second* with *first*, each judged by its own SLO.
 
@@ -108,14 +108,14 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparis
 
     Raises InputError: one of the runs has no answered request.
     """
-    runs = (first, second)
-    windows = [measurement_window(run) for run in runs]
+    both = (first, second)
+    windows = [judged.window for judged in both]
     for name, window in zip(names, windows, strict=True):
         if not window.answered:
             raise InputError(name, "no request answered", "a run with at least one answer")
-    paired = _same_schedule(first, second)
-    sides = tuple(map(_side, names, runs, windows))
-    good = _good_change(runs, windows, sides, paired=paired)
+    paired = _same_schedule(first.run, second.run)
+    sides = tuple(map(_side, names, both))
+    good = _good_change(both, sides, paired=paired)
     changes = [
         change
         for metric in METRICS
@@ -131,7 +131,7 @@ def compare_runs(first: Run, second: Run, names: tuple[str, str]) -> RunComparis
         changes=tuple(
             replace(change, significant=mark) for change, mark in zip(changes, marks, strict=True)
         ),
-        notes=_notes(runs, sides),
+        notes=_notes(both, sides),
     )
 
 
@@ -162,21 +162,16 @@ def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -
         )
 
 
-def _good_change(
-    runs: tuple[Run, Run],
-    windows: Sequence[MeasurementWindow],
-    sides: Sequence[Side],
-    *,
-    paired: bool,
-) -> GoodChange:
+def _good_change(runs: tuple[Judged, Judged], sides: Sequence[Side], *, paired: bool) -> GoodChange:
     """Compare the good fractions; if paired, of the requests that count in both runs."""
-    counted = [_decided(run, window) for run, window in zip(runs, windows, strict=True)]
-    columns = []
-    for run, window, own in zip(runs, windows, counted, strict=True):
-        met = good(run.promises, {s.index: s for s in window.answered})
-        both = sorted({*counted[0]} & {*counted[1]}) if paired else own
-        columns.append(np.array([index in met for index in both], dtype=np.float64))
-    first, second = columns
+    counted = [_decided(judged) for judged in runs]
+    if paired:
+        counted = [sorted({*counted[0]} & {*counted[1]})] * 2
+    met = [good(run.promises, {s.index: s for s in window.answered}) for run, window, *_ in runs]
+    first, second = (
+        np.array([index in good_ones for index in indices], dtype=np.float64)
+        for good_ones, indices in zip(met, counted, strict=True)
+    )
     (found,) = differences(first, second, ("mean",), paired=paired, resamples=MANY_RESAMPLES)
     return GoodChange(
         difference=sides[1].good_fraction - sides[0].good_fraction,
@@ -186,8 +181,9 @@ def _good_change(
     )
 
 
-def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
-    decided = {*_decided(run, window)}
+def _side(name: str, judged: Judged) -> Side:
+    run, window = judged.run, judged.window
+    decided = {*_decided(judged)}
     counted = [s for s, at in zip(window.requests, window.indices, strict=True) if at in decided]
     num = len(counted)
     met = good(run.promises, {s.index: s for s in window.answered})
@@ -205,8 +201,9 @@ def _side(name: str, run: Run, window: MeasurementWindow) -> Side:
     )
 
 
-def _decided(run: Run, window: MeasurementWindow) -> list[int]:
+def _decided(judged: Judged) -> list[int]:
     """Return the requests that count: not those in flight at the end of a run cut short."""
+    run, window = judged.run, judged.window
     unknown = {
         s.index
         for _, slo, own in run.promises
@@ -227,7 +224,8 @@ def _same_schedule(first: Run, second: Run) -> bool:
     return sides[0] == sides[1]
 
 
-def _notes(runs: tuple[Run, Run], sides: Sequence[Side]) -> tuple[str, ...]:
+def _notes(both: tuple[Judged, Judged], sides: Sequence[Side]) -> tuple[str, ...]:
+    runs = [judged.run for judged in both]
     one, two = (run.job for run in runs)
     notes = [
         f"the {name} run: {remark}"
@@ -248,8 +246,8 @@ def _notes(runs: tuple[Run, Run], sides: Sequence[Side]) -> tuple[str, ...]:
             f"{lost[0]} requests of the first run have no answer, {lost[1]} of the second: "
             "latencies cover the answered requests only"
         )
-    for run, name in zip(runs, ("first", "second"), strict=True):
-        verdict = conclude(run, {}, require_prediction=False)
+    for judged, name in zip(both, ("first", "second"), strict=True):
+        verdict = judged.verdict
         if verdict.verdict in PROVES_NOTHING:
             why = "; ".join(verdict.reasons)
             notes.append(f"the {name} run proves nothing by itself, it is {verdict.verdict}: {why}")

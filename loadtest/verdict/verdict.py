@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from loadtest.run.client_health import Health, health
-from loadtest.verdict.decision import decide
-from loadtest.verdict.lengths import lengths_text
+from loadtest.verdict.decision import decide, lengths_text
 from loadtest.verdict.prediction import Comparison, compare, compare_resimulated
 from loadtest.verdict.slo import SloResult, good, judge, undecided
 from loadtest.verdict.window import CountedPart, MeasurementWindow, measurement_window
@@ -131,6 +130,20 @@ class Verdict:
     notes: tuple[str, ...]
     metadata: RunMetadata
 
+    @property
+    def caveat(self) -> str:
+        """What stands beside every figure of the run, with a comma before it; mostly empty."""
+        return "".join(f", {caveat}" for caveat in self.metadata.caveats)
+
+
+class Judged(NamedTuple):
+    """A run, what of it counts, its simulation and its verdict: what every report is written of."""
+
+    run: Run
+    window: MeasurementWindow
+    resimulation: Resimulation | None
+    verdict: Verdict
+
 
 def conclude(
     run: Run,
@@ -138,9 +151,9 @@ def conclude(
     *,
     require_prediction: bool,
     resimulation: Resimulation | None = None,
-) -> Verdict:
+) -> Judged:
     """
-    Judge *run*.
+    Judge *run*, once for all who report of it.
 
     Args:
         run: as its folder contains it.
@@ -170,7 +183,7 @@ def conclude(
     if verdict == "met" and require_prediction and not (comparison and comparison.held):
         code = Exit.NEGATIVE
         reasons = (*reasons, "the prediction did not hold, and --require-prediction was given")
-    return Verdict(
+    judged = Verdict(
         schema_version=SCHEMA_VERSION,
         verdict=verdict,
         exit_code=int(code),
@@ -198,6 +211,7 @@ def conclude(
             caveats=run.job.caveats,
         ),
     )
+    return Judged(run, window, resimulation, judged)
 
 
 def latencies(answered: Sequence[Sample]) -> dict[str, LatencySummary | None]:

@@ -27,7 +27,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ToType:
     """A command to type, and what it does."""
 
     kind: ClassVar[str] = "command"
@@ -109,7 +109,7 @@ class NodeGrid:
     more: int = 0
 
 
-Block = Text | Command | DataTable | FactTable | NodeGrid
+Block = Text | ToType | DataTable | FactTable | NodeGrid
 
 
 @dataclass(frozen=True, slots=True)

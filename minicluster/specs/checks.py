@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     Check = Callable[..., None]
+
 
 STRICT = {"extra": "forbid", "strict": True}
 """Value of `__pydantic_config__` in each spec; a plain dict, so that specs import no pydantic."""
@@ -120,3 +123,11 @@ def _limit(hint: Any) -> Check | None:  # noqa: ANN401  (any type)
     own = [part for part in getattr(hint, "__metadata__", ()) if callable(part)]
     inner = (_limit(part) for part in get_args(hint))
     return own[0] if own else next((limit for limit in inner if limit is not None), None)
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """Read the `Attributes:` section of a docstring: name to meaning."""
+    text = inspect.getdoc(cls) or ""
+    _, _, section = text.partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}

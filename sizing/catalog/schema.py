@@ -6,7 +6,7 @@ import types
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from minicluster.specs.attribute_docs import attribute_docs
+from minicluster.specs.checks import attribute_docs
 from minicluster.specs.scenario import LIMITS, ScenarioSpec
 from minicluster.specs.workload import Lengths
 

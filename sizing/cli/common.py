@@ -17,7 +17,7 @@ from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
 from minicluster.pages.page import Section, Text
 from minicluster.shell import say, talk
-from minicluster.specs.attribute_docs import attribute_docs
+from minicluster.specs.checks import attribute_docs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

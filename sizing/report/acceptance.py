@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from minicluster.pages.page import Command, DataTable, FactTable, Page, Section, Text, Tile
+from minicluster.pages.page import DataTable, FactTable, Page, Section, Text, Tile, ToType
 from minicluster.plan import Plan, to_json
 from minicluster.stats.shares import LEVELS
 from minicluster.units import seconds
@@ -157,8 +157,8 @@ def acceptance_page(test: AcceptanceTest) -> Page:
             Section(
                 "The test",
                 (
-                    Command("sh accept.sh http://ENDPOINT:8000", "the whole test, on either side"),
-                    Command(test.command, "the same by hand; the seed makes the load the same"),
+                    ToType("sh accept.sh http://ENDPOINT:8000", "the whole test, on either side"),
+                    ToType(test.command, "the same by hand; the seed makes the load the same"),
                     FactTable(EXIT_CODES),
                 ),
             ),

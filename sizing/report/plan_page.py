@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minicluster.pages.page import ChartRow, Command, FactTable, Page, Section, Tile
+from minicluster.pages.page import ChartRow, FactTable, Page, Section, Tile, ToType
 from minicluster.units import seconds
 from sizing.planner.predict import prediction_runs
 from sizing.planner.studies.cost import YOURS
@@ -124,12 +124,12 @@ def _source_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"{name}: {source.covers}", f"{source.document} ({source.date})"
 
 
-def _next_commands(plan: Plan) -> tuple[Command, ...]:
-    deploy = Command("serving up plan.json", "serves it")
+def _next_commands(plan: Plan) -> tuple[ToType, ...]:
+    deploy = ToType("serving up plan.json", "serves it")
     if not plan.inputs.engine.deployable:
-        deploy = Command("sizing export plan.json", f"writes the commands of {plan.engine.name}")
+        deploy = ToType("sizing export plan.json", f"writes the commands of {plan.engine.name}")
     return (
-        Command("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
+        ToType("sizing plan SCENARIO -o plan.json", "writes this plan to a file"),
         deploy,
-        Command("loadtest run plan.json", "loads it and compares what is measured with this page"),
+        ToType("loadtest run plan.json", "loads it and compares what is measured with this page"),
     )

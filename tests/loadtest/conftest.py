@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.mock_server import MockConfig
 from loadtest.selftest.selftest import mock_server
 from tests.loadtest.command import ServerStarter
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.cli.studies import TOLERANCE
 from loadtest.run.client_health import Client, write_client
 from loadtest.run.folder import PLAN, Run
 from loadtest.run.job import Job
 from loadtest.run.schedule import Window
 from loadtest.studies.capacity_search import CapacitySearch, Probe
-from loadtest.verdict.tolerance import TOLERANCE
-from loadtest.verdict.verdict import Verdict, conclude
+from loadtest.verdict.verdict import Judged, Verdict, conclude
 from minicluster.plan import Deployment, EngineSettings, Plan, Routing, to_json
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.slo import SloSpec
@@ -170,9 +170,13 @@ def leave(folder: Path, samples: Sequence[Sample], client: Client = CLIENT) -> N
     write_client(client, folder / "client.json")
 
 
-def judged(run: Run, **how: Any) -> Verdict:  # noqa: ANN401
+def judge(run: Run, **how: Any) -> Judged:  # noqa: ANN401
     """Judge *run* as `loadtest report` does."""
     return conclude(run, TOLERANCE, **{"require_prediction": False, **how})
+
+
+def judged(run: Run, **how: Any) -> Verdict:  # noqa: ANN401
+    return judge(run, **how).verdict
 
 
 def make_probe(rate: float, *, holds: bool | None) -> Probe:

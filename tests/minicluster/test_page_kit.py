@@ -23,7 +23,6 @@ from minicluster.pages.figure import Figure, axes, axis, bars, line, marks
 from minicluster.pages.latency import LatencyCurve, latency_distribution
 from minicluster.pages.page import (
     ChartRow,
-    Command,
     DataTable,
     FactTable,
     GpuBox,
@@ -33,6 +32,7 @@ from minicluster.pages.page import (
     Section,
     Text,
     Tile,
+    ToType,
 )
 from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
 from tests.pages import figures_in
@@ -61,7 +61,7 @@ def page(text: str = "what") -> Page:
     )
     blocks = (
         Text(text),
-        Command(text, text),
+        ToType(text, text),
         DataTable((text, text), ((text, text), ("b", "c"))),
         FactTable(((text, text),)),
         grid,

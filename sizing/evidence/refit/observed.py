@@ -15,8 +15,7 @@ from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
 from minicluster.workload.arrivals import Arrivals, arrivals_of
 from minicluster.workload.engine_steps import ENGINE_STEPS, read_engine_steps
-from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.samples import Sample, read_samples
+from minicluster.workload.samples import Sample, read_run_verdict, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule
 from sizing.evidence.refit.engine_steps import TimedSteps, timed_steps
 from sizing.evidence.refit.hiccups import Hiccup, find_hiccups, outside

@@ -15,7 +15,7 @@ from loadtest.client import kernel_timestamps
 from loadtest.client.dispatcher import Dispatcher
 from loadtest.client.kernel_timestamps import enable_timestamps, receive
 from loadtest.run.run_config import RunLength
-from loadtest.selftest.mock_stream import MockConfig
+from loadtest.selftest.mock_server import MockConfig
 from loadtest.selftest.selftest import mock_server, read_truth
 from tests.loadtest.sending import order, send
 

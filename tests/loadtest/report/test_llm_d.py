@@ -11,15 +11,14 @@ from jsonschema import Draft202012Validator
 
 from loadtest.report.llm_d import to_llm_d
 from minicluster.workload.samples import Sample
-from tests.loadtest.made import judged, make_run, make_sample
+from tests.loadtest.made import judge, make_run, make_sample
 
 SCHEMA = Path(__file__).parents[2] / "published" / "llm_d_benchmark_report_0_2_1.json"
 
 
 def report_of(samples: list[Sample]) -> tuple[dict[str, Any], Any]:
-    run = make_run(samples)
-    verdict = judged(run)
-    return json.loads(to_llm_d(run, verdict)), verdict
+    run = judge(make_run(samples))
+    return json.loads(to_llm_d(run)), run.verdict
 
 
 @pytest.mark.parametrize("failed", [0, 3, 40])

@@ -20,7 +20,7 @@ from minicluster.pages.figure import BLUE, Figure, axes, axis, marks
 from minicluster.pages.page import ChartRow, Page
 from minicluster.pages.write import write_page
 from tests.browser import opened
-from tests.loadtest.made import SEARCH, judged, make_probe, make_run, make_sample
+from tests.loadtest.made import SEARCH, judge, make_probe, make_run, make_sample
 
 pytestmark = pytest.mark.browser
 
@@ -98,8 +98,8 @@ def test_report(run: Run, tmp_path: Path) -> None:
         itl={"mean": 0.02, "p50": 0.02, "p90": 0.02, "p95": 0.02, "p99": 0.02},
         busy_fraction={"prefill": 0.4, "decode": 0.5},
     )
-    verdict = judged(run, resimulation=resimulation)
-    seen = look(run_page(run, verdict, resimulation), tmp_path)
+    found = judge(run, resimulation=resimulation)
+    seen = look(run_page(found), tmp_path)
     text, charts = seen["text"], seen["charts"]
 
     assert text.startswith("SLO MET")
@@ -131,8 +131,8 @@ def test_words_of_a_chart_are_no_markup(tmp_path: Path) -> None:
 
 def test_search_and_comparison(run: Run, tmp_path: Path) -> None:
     """Tries and limits are drawn and said; of two runs what differs, and no name is too wide."""
-    comparison = compare_runs(run, run, ("before", "after" * 50))
-    both = look(comparison_page(comparison, run, run), tmp_path)
+    comparison = compare_runs(judge(run), judge(run), ("before", "after" * 50))
+    both = look(comparison_page(comparison, judge(run), judge(run)), tmp_path)
     rates = ((8.0, True), (10.0, True), (12.5, False), (11.2, True), (11.8, None))
     probes = tuple(make_probe(rate, holds=holds) for rate, holds in rates)
     search = replace(SEARCH, percentile="p90", predicted_requests_per_s=12.0, probes=probes)

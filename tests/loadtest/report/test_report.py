@@ -21,7 +21,7 @@ from minicluster.pages.figure import ORANGE
 from minicluster.pages.page import Page
 from minicluster.pages.write import render
 from minicluster.workload.samples import Sample
-from tests.loadtest.made import SEARCH, judged, make_probe, make_run, make_sample
+from tests.loadtest.made import SEARCH, judge, judged, make_probe, make_run, make_sample
 
 GOOD = [make_sample(k, k / 480) for k in range(4800)]
 
@@ -35,7 +35,7 @@ def samples() -> list[Sample]:
 
 
 def page_of(run: Run) -> Page:
-    return run_page(run, judged(run))
+    return run_page(judge(run))
 
 
 def shown(table: RenderableType) -> str:
@@ -131,7 +131,7 @@ def test_a_comparison_on_a_narrow_terminal(slower: float) -> None:
         )
         for by in (1.0, slower)
     )
-    text = shown(comparison_table(compare_runs(first, second, ("first", "second"))))
+    text = shown(comparison_table(compare_runs(judge(first), judge(second), ("first", "second"))))
 
     assert max(map(len, text.splitlines())) <= 80
 

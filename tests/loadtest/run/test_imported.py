@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadtest.run.folder import read_run
-from loadtest.run.imported import READERS, Answer, Pacing, most_in_flight, read_answers
+from loadtest.run.imported import READERS, Pacing, ToolRequest, most_in_flight, read_answers
 from minicluster.errors import InputError
 from tests.loadtest.command import loadtest
 from tests.loadtest.made import make_plan, plan_json
@@ -201,8 +201,8 @@ def test_guidellm_says_by_its_strategy(
     assert read(raw, None) == pacing
 
 
-def timed(*spans: tuple[float, float]) -> list[Answer]:
-    return [Answer(due_s=a, start_s=a, end_s=b, input_tokens=1) for a, b in spans]
+def timed(*spans: tuple[float, float]) -> list[ToolRequest]:
+    return [ToolRequest(due_s=a, start_s=a, end_s=b, input_tokens=1) for a, b in spans]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,18 @@ from loadtest.client.chat import FORMS
 from loadtest.run.folder import as_json, held, prepare
 from loadtest.run.job import Job, default_warmup_s, read_job, timeout_s
 from loadtest.run.run_config import RunLength, free_load, make_job
-from loadtest.run.schedule import ArrivalShape, Window, draw, share, window_of
-from loadtest.run.stages import RateStage, duration_s, expected_requests, parse_stages, staged
+from loadtest.run.schedule import (
+    ArrivalShape,
+    RateStage,
+    Window,
+    draw,
+    duration_s,
+    expected_requests,
+    parse_stages,
+    share,
+    staged,
+    window_of,
+)
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec

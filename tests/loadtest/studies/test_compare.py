@@ -13,7 +13,7 @@ from loadtest.run.folder import Run
 from loadtest.studies.compare import RunComparison, compare_runs
 from minicluster.errors import InputError
 from minicluster.workload.samples import Sample
-from tests.loadtest.made import make_run, make_sample
+from tests.loadtest.made import judge, make_run, make_sample
 
 WAITS = np.random.default_rng(0).exponential(0.1, 1000)
 
@@ -27,7 +27,7 @@ ANSWERS = samples_of(WAITS.tolist())
 
 
 def compared(first: Run, second: Run) -> RunComparison:
-    return compare_runs(first, second, ("a", "b"))
+    return compare_runs(judge(first), judge(second), ("a", "b"))
 
 
 def test_two_runs() -> None:

@@ -13,7 +13,7 @@ from loadtest.client.request import reported_phases
 from loadtest.report.judge import judge_run
 from loadtest.report.table import pace_text, prediction_text
 from loadtest.run.folder import Run, as_json, prepare
-from loadtest.verdict.phases import compare_phases
+from loadtest.verdict.prediction import compare_phases
 from loadtest.verdict.resimulation import Resimulation, resimulate
 from loadtest.verdict.verdict import Verdict
 from minicluster.errors import InputError, MiniclusterError

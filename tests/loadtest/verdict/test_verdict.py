@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
+from loadtest.cli.studies import parse_tolerance
 from loadtest.run.folder import as_json
-from loadtest.run.schedule import ArrivalShape, Window
-from loadtest.run.stages import parse_stages
+from loadtest.run.schedule import ArrivalShape, Window, parse_stages
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
-from loadtest.verdict.tolerance import parse_tolerance
 from loadtest.verdict.verdict import VERDICTS, Verdict, find_stalls, pool_loads
 from loadtest.verdict.window import measurement_window
 from minicluster.errors import Exit, InputError
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import Lengths, RequestClass, WorkloadSpec
-from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.samples import Sample
+from minicluster.workload.samples import Sample, read_run_verdict
 from minicluster.workload.sources import RequestSource
 from tests.loadtest.made import judged, make_plan, make_run, make_sample
 

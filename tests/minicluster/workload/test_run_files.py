@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from minicluster.errors import InputError
 from minicluster.phases import TTFT_PHASES
-from minicluster.workload.run_verdict import read_run_verdict
-from minicluster.workload.samples import OUTCOMES, Sample, read_samples, to_line
+from minicluster.workload.samples import OUTCOMES, Sample, read_run_verdict, read_samples, to_line
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
 from minicluster.workload.traces import read_trace
 
