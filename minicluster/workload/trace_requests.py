@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
@@ -60,6 +60,33 @@ class ReadAs:
             *(f"left out: {count:,} {reason}" for reason, count in self.left_out.items() if count),
             *([f"keys that are not read: {keys}"] if keys else []),
         ]
+
+
+class Request(NamedTuple):
+    """
+    A request as its line has it.
+
+    Attributes:
+        place: file and line.
+        row: all but its time, and the content that `ids` name.
+        key, at: its time, a number or a text, and the key that it stands under.
+        took_s: from its arrival to `at`.
+        ids: of the blocks of its prompt.
+        span: its ids, if it is one.
+    """
+
+    place: str
+    row: ScheduledRequest
+    key: str
+    at: object
+    took_s: float
+    ids: tuple[int, ...]
+    span: Key | None
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of prompt and answer."""
+        return self.row.input_tokens, self.row.output_tokens
 
 
 Pair = tuple[str, Any]

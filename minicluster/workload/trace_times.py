@@ -13,8 +13,8 @@ from minicluster.workload.trace_options import UNITS_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from minicluster.workload.spans import Request
     from minicluster.workload.trace_formats import Format
+    from minicluster.workload.trace_requests import Request
 
 LOAD_PER_S = (10 / 3600, 100.0)
 """Mean rates between which a load lies; outside, its times likely have another unit."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from minicluster.workload.spans import Request
     from minicluster.workload.trace_formats import Format
+    from minicluster.workload.trace_requests import Request
 
 MAX_TOKENS = 100_000_000
 """Largest length of a prompt or an answer; a larger number in a trace is a mistake."""

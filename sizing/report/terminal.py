@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text as Styled
 
-from minicluster.pages.page import Cell, ChartRow, Command, DataTable, FactTable, Section, Text
+from minicluster.pages.page import Cell, ChartRow, DataTable, FactTable, Section, Text, ToType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,11 +46,11 @@ def section_lines(part: Section, width: int, table_width: int | None = None) -> 
     """
     if part.title:
         yield from (Styled(line, "bold") for line in wrapped(part.title, width))
-    commands = [len(block.command) for block in part.blocks if isinstance(block, Command)]
+    commands = [len(block.command) for block in part.blocks if isinstance(block, ToType)]
     for block in part.blocks:
         if isinstance(block, Text):
             yield from map(Styled, wrapped(block.text, width))
-        elif isinstance(block, Command):
+        elif isinstance(block, ToType):
             yield Styled(f"{block.command:{max(commands)}}  {block.does}")
         elif isinstance(block, FactTable):
             yield from _facts(block.rows, width)
