@@ -14,7 +14,7 @@ MOST_BLOCKS = 1 << 20
 """Blocks of a conversation that are told apart."""
 
 
-class KvOffload:
+class HostCache:
     """
     The offloaded blocks of one replica (docs/model.md, eq. Q14).
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minicluster.engine_model.decode_batch import DecodeBatch
 
 if TYPE_CHECKING:
-    from minicluster.engine_model.kv_offload import KvOffload
+    from minicluster.engine_model.kv_offload import HostCache
     from minicluster.engine_model.limits import EngineLimits
     from minicluster.engine_model.lora_slots import LoraSlots
     from minicluster.engine_model.prefix_cache import PrefixCache
@@ -100,7 +100,7 @@ class Scheduler(DecodeBatch):
         self.scheduled_prefills: list[tuple[int, int]] = []
         self.newly_joined: list[int] = []
         self.pending_delays = 0
-        self.offload: KvOffload | None = None
+        self.offload: HostCache | None = None
         self.lora: LoraSlots | None = None
         # First waiting requests that have been passed by others, because of their adapters.
         self._passed = 0

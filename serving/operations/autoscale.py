@@ -207,7 +207,7 @@ def _mean(seen: Samples, latency: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ScaleDecision:
     """The rate of an interval, and the replicas by role after the decision on it."""
 
     requests_per_s: float
@@ -222,7 +222,7 @@ def follow(
     *,
     held: int,
     margin: float = MARGIN,
-) -> Iterator[Decision]:
+) -> Iterator[ScaleDecision]:
     """
     Decide and change without end, from the replicas that the first intervals allow.
 
@@ -245,4 +245,4 @@ def follow(
         if wanted != now:
             change(wanted)
             now = wanted
-        yield Decision(requests_per_s=rates[-1], replicas=now)
+        yield ScaleDecision(requests_per_s=rates[-1], replicas=now)

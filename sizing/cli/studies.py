@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Inputs
     from minicluster.specs.slicing import Slicing
     from sizing.planner.configuration import Configuration
-    from sizing.planner.studies.grid import Case, Swept
+    from sizing.planner.studies.grid import GridCase, Swept
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import StudyResult
 
@@ -125,7 +125,7 @@ def _read_compared(
     calibration: Path | None,
     *,
     named: object,
-) -> Iterator[Case]:
+) -> Iterator[GridCase]:
     """Yield the cases of one scenario, called by what differs: its name, GPU, engine's version."""
     from minicluster.plan import Inputs
     from sizing.planner.studies.grid import read_cases

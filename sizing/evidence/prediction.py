@@ -16,7 +16,7 @@ from sizing.evidence.protocol import protocol_of
 from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
 from sizing.planner.intervals import Labels, PredictionInterval, path_of
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 
 if TYPE_CHECKING:
     from minicluster.specs.gpu import GpuSpec
@@ -132,7 +132,7 @@ def _predicted(row: MeasuredRow, config: RowConfig) -> RowPrediction:
         raise InputError(f"{row.place}: load", row.load, "closed, of a disaggregated row")
     arrivals = row_arrivals(row, queues=1 if split else queues_of(row))
     system = row_system(row, config)
-    found = simulate(system, arrivals, seed=SEED, gaps=False)
+    found = simulate_system(system, arrivals, seed=SEED, gaps=False)
     if row.load == "static":  # measured as one: TTFT and the tokens after it of all together (V3)
         ttft_s, e2e_s = float(found.ttft_s.max()), float(found.e2e_s.max())
         tpot_s = (e2e_s - ttft_s) / (row.osl - 1) if row.osl > 1 else None
@@ -166,14 +166,14 @@ def _at_the_edge(
     apart, less than steps are known to. Who measures an open loop chooses a rate that is served:
     the slowest steps within the error that serve it are taken.
     """
-    alone = simulate(row_system(row, config), one_request(row), seed=SEED, gaps=False)
+    alone = simulate_system(row_system(row, config), one_request(row), seed=SEED, gaps=False)
     limit_s = OVERLOAD_RATIO * float(alone.ttft_s[0])
     if found.ttft_s.mean() <= limit_s:
         return found, ""
     served, note = found, ""
     for faster in FASTER:
         system = row_system(row, config, slowness=1 / faster)
-        again = simulate(system, arrivals, seed=SEED, gaps=False)
+        again = simulate_system(system, arrivals, seed=SEED, gaps=False)
         if again.ttft_s.mean() > limit_s and not note:
             break
         if again.ttft_s.mean() > limit_s:
@@ -192,10 +192,12 @@ def _overload(
     ttft_s = float(found.ttft_s.mean())
     if ttft_s <= OVERLOAD_S:
         return None
-    unloaded_s = float(simulate(system, one_request(row), seed=SEED, gaps=False).ttft_s[0])
+    unloaded_s = float(simulate_system(system, one_request(row), seed=SEED, gaps=False).ttft_s[0])
     limit_s = max(OVERLOAD_S, OVERLOAD_RATIO * unloaded_s)
     roomier = row_system(row, config, spare=SPARE_FRACTION)
-    again = simulate(roomier, row_arrivals(row, queues=queues_of(row)), seed=SEED, gaps=False)
+    again = simulate_system(
+        roomier, row_arrivals(row, queues=queues_of(row)), seed=SEED, gaps=False
+    )
     if min(ttft_s, float(again.ttft_s.mean())) <= limit_s:
         return None
     tokens = system.decode.limits.max_tokens

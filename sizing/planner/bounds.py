@@ -176,7 +176,7 @@ PRICES, PRICE_ROUNDS = 12, 4
 """Prices of a token that are tried at a time, and how often between the best of them."""
 
 
-def prefill_s(load: OfferedLoad) -> NDArray[np.float64]:
+def prompt_prefill_s(load: OfferedLoad) -> NDArray[np.float64]:
     """Return the seconds to prefill each of the load's prompts alone (eq. T1)."""
     return _prompt_s(
         load.step_model.prefill,
@@ -230,7 +230,7 @@ def busy_prefill(load: OfferedLoad) -> float:
     """
     most, rate = load.prefill.max_batch_size, load.prefill_requests_per_s
     if most == 1:
-        return rate * float(prefill_s(load).mean())
+        return rate * float(prompt_prefill_s(load).mean())
     computed, cached = load.computed_tokens, load.cached_tokens
     least = _Corners.of(load.step_model.prefill, load.prefill.max_batched_tokens, 0)
     least = replace(least, sequences=np.ones_like(least.tokens))  # the step itself is shared
@@ -359,7 +359,7 @@ def steady_decode(load: OfferedLoad, lanes: int) -> tuple[float, float]:
         That batches vary, and the other pool's interference.
     """
     rate = load.workload.requests_per_s / lanes
-    left = 1.0 if load.split else 1 - rate * float(prefill_s(load).mean())
+    left = 1.0 if load.split else 1 - rate * float(prompt_prefill_s(load).mean())
     tokens_per_s = rate * float(load.output_tokens.mean())
     seconds, batch = np.inf, 1.0
     for _ in range(FIXED_POINT_STEPS):
@@ -422,7 +422,7 @@ def interference(
         mean_batch: L, sequences of a decode replica.
     """
     between = load.step_model.interference
-    alone_s = float(prefill_s(load).mean())
+    alone_s = float(prompt_prefill_s(load).mean())
     joins_per_s = load.workload.requests_per_s / lanes
     delayed = min(0.99, joins_per_s * between.decode_per_request_s)
     return {

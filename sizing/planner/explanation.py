@@ -26,7 +26,7 @@ from sizing.planner.predict import (
 )
 from sizing.planner.simulated_check import PREDICTION_SEED
 from sizing.planner.step_models import StepModels, utilisations
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def _group_wait_s(plan: Plan) -> float:
     load = plan.inputs.scenario.workload
     arrivals = drawn(load, RequestSource(), count=WAIT_REQUESTS, seed=PREDICTION_SEED)
     together, apart = (
-        simulate(each, arrivals, seed=PREDICTION_SEED)
+        simulate_system(each, arrivals, seed=PREDICTION_SEED)
         for each in (system, replace(system, decode=replace(system.decode, group=1)))
     )
     return float(

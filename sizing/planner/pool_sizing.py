@@ -237,7 +237,7 @@ def estimated_sizes(models: StepModels, lowest: Configuration, errors: StepError
     left_s = min(each.limit_s - each.seconds for each in unloaded if each.metric == "ttft")
     slack_s = max(0.0, left_s - step_s) / errors.ttft
     level = max(slo.level for slo in slos.values())
-    busy, service_s = models.busy(lowest, "prefill", errors), bounds.prefill_s(load)
+    busy, service_s = models.busy(lowest, "prefill", errors), bounds.prompt_prefill_s(load)
     variation = float(np.mean(service_s**2)) / float(service_s.mean()) ** 2
     jobs = slack_s / (busy / load.prefill_requests_per_s)
     shape = lowest.layout.shapes["prefill"]

@@ -20,7 +20,7 @@ from sizing.planner.edge import SATURATED
 from sizing.planner.error_model import AS_PREDICTED, Check, StepErrors
 from sizing.planner.step_models import StepModels, utilisations
 from sizing.planner.workers import NO_WORKERS, Workers
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.planned import deployed_system
 from sizing.simulation.system import System, steady_decoding
 
@@ -335,7 +335,9 @@ class Simulations:
         decoding = steady_decoding(arrivals, int(min(batch, chosen.batch_limit) * lanes), seed=seed)
         system = self._system(chosen, errors)
         gaps = prediction or self._limits_itl
-        found = simulate(system, arrivals, seed=seed, decoding=decoding, samples=samples, gaps=gaps)
+        found = simulate_system(
+            system, arrivals, seed=seed, decoding=decoding, samples=samples, gaps=gaps
+        )
         if prediction:
             self._predicted[chosen, errors, samples] = found
         return found

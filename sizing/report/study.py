@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Confidence
-    from sizing.planner.studies.grid import Case, Swept
+    from sizing.planner.studies.grid import GridCase, Swept
     from sizing.planner.studies.loss import Loss
     from sizing.planner.studies.pareto import DesignPoint, Front
 
@@ -111,7 +111,7 @@ FROM_ZERO = {"rangemode": "tozero"}
 
 
 def sweep_sections(
-    keys: Sequence[Swept], cases: Sequence[Case], answers: Sequence[StudyResult]
+    keys: Sequence[Swept], cases: Sequence[GridCase], answers: Sequence[StudyResult]
 ) -> Iterator[Section | ChartRow]:
     """Yield how many points have a plan, charts, and one row per point or why it has none."""
     planned = sum(bool(answer.plans) for answer in answers)
@@ -124,7 +124,7 @@ def sweep_sections(
 
 
 def _sweep_figures(
-    keys: Sequence[Swept], cases: Sequence[Case], answers: Sequence[StudyResult]
+    keys: Sequence[Swept], cases: Sequence[GridCase], answers: Sequence[StudyResult]
 ) -> Iterator[Figure]:
     """Draw each measure over the first key, a line for each combination of the others."""
     series: dict[str, list[tuple[str, Figures]]] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minicluster.engine_model.interference import DecodeWithInterference, PrefillWithInterference
-from minicluster.engine_model.kv_offload import MOST_BLOCKS, KvOffload
+from minicluster.engine_model.kv_offload import MOST_BLOCKS, HostCache
 from minicluster.engine_model.lockstep import Rank, keep_in_step, step_together
 from minicluster.engine_model.lora_slots import LoraSlots
 from minicluster.engine_model.prefix_cache import ContentCache, ConversationCache
@@ -177,12 +177,12 @@ class EventLoop:
             return ContentCache(self._content, size)
         return None if self._session is None else ConversationCache(self._session, size)
 
-    def _offload(self, pool: SimulatedPool) -> KvOffload | None:
+    def _offload(self, pool: SimulatedPool) -> HostCache | None:
         """Return empty tiers of what requests may find; `None` where there is nothing to."""
         known = self._content is not None
         if pool.offload is None or not (known or self._session is not None):
             return None
-        return KvOffload(
+        return HostCache(
             pool.offload,
             content=self._content,
             session=self._session,

@@ -149,7 +149,7 @@ def _statistics(values: Column, weights: Column | None) -> dict[str, BatchMeansI
     return found
 
 
-def simulate(  # noqa: PLR0913  (what a run is made of)
+def simulate_system(  # noqa: PLR0913  (what a run is made of)
     system: System,
     arrivals: Arrivals,
     *,

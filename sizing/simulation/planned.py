@@ -15,7 +15,7 @@ from minicluster.errors import InputError
 from minicluster.routing import pool_policy
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.simulation.outcome import simulate as simulate_system
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 
 if TYPE_CHECKING:

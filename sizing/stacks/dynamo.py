@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KIND = "DynamoGraphDeployment"
 
 
-def write(plan: Plan, pools: Pools, image: str) -> Texts:
+def write_dynamo(plan: Plan, pools: Pools, image: str) -> Texts:
     """Return a graph in the words of `v1alpha1`."""
     frontend = {
         "componentType": "frontend",
@@ -54,7 +54,7 @@ def write(plan: Plan, pools: Pools, image: str) -> Texts:
     return {"dynamo.yaml": yaml_text(document)}
 
 
-def read(document: Mapping[str, Any], place: str, notes: list[str]) -> Iterator[Launch]:
+def read_dynamo(document: Mapping[str, Any], place: str, notes: list[str]) -> Iterator[Launch]:
     """Yield the engines of a graph in the words of either version of Dynamo's API."""
     version = f"{document.get('apiVersion') or 'nvidia.com/v1alpha1'}"
     if version.rpartition("/")[2] not in {"v1alpha1", "v1beta1"}:

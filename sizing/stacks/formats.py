@@ -18,7 +18,7 @@ NAME_ADAPTERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class ExportFormat:
     """
     Files of one serving stack.
 
@@ -42,34 +42,34 @@ class Format:
 
 
 FORMATS = {
-    "vllm": Format(
+    "vllm": ExportFormat(
         engine="vllm", validated=True, remark="the argument parser of vLLM 0.29.0",
-        write=vllm.write,
+        write=vllm.write_vllm,
     ),
-    "sglang": Format(
-        engine="sglang", validated=False, offloads=False, write=sglang.write,
+    "sglang": ExportFormat(
+        engine="sglang", validated=False, offloads=False, write=sglang.write_sglang,
         remark="SGLang's argument parser does not install beside vLLM",
     ),
-    "trtllm": Format(
-        engine="trtllm", validated=False, offloads=False, write=trtllm.write,
+    "trtllm": ExportFormat(
+        engine="trtllm", validated=False, offloads=False, write=trtllm.write_trtllm,
         remark="TensorRT-LLM installs on GPU machines only",
         left_out=("all_to_all", "chunked_prefill_tokens"),
     ),
-    "dynamo": Format(
-        engine="vllm", validated=False, offloads=False, needs_image=True, write=dynamo.write,
+    "dynamo": ExportFormat(
+        engine="vllm", validated=False, offloads=False, needs_image=True, write=dynamo.write_dynamo,
         remark="the schema of DynamoGraphDeployment is not on the package index",
     ),
-    "llm-d": Format(
+    "llm-d": ExportFormat(
         engine="vllm", validated=False, needs_image=True, write=kubernetes.write_llm_d,
         remark="the chart llm-d-modelservice is not on the package index",
     ),
-    "kserve": Format(
+    "kserve": ExportFormat(
         engine="vllm", validated=False, remark="the schema of LLMInferenceService is alpha",
         write=kubernetes.write_kserve,
     ),
-    "ray": Format(
+    "ray": ExportFormat(
         engine="vllm", validated=True, remark="the schemas of Ray Serve LLM 2.60.0",
-        write=ray.write,
+        write=ray.write_ray,
     ),
 }  # fmt: skip
 """Formats by name, as `--to` takes them."""
@@ -108,7 +108,7 @@ def export(plan: Plan, name: str | None = None, *, image: str | None = None) -> 
     return {file: _head(plan, pools, to) + text for file, text in texts.items()}
 
 
-def _head(plan: Plan, pools: Pools, to: Format) -> str:
+def _head(plan: Plan, pools: Pools, to: ExportFormat) -> str:
     """Return the comment above every file: how far it is checked, and what was planned for what."""
     checked = f"{'Checked in a test with' if to.validated else 'not validated:'} {to.remark}."
     if plan.engine.kv_offload is not None:

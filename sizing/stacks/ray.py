@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Plan
 
 
-def write(plan: Plan, pools: Pools, _image: str) -> Texts:
+def write_ray(plan: Plan, pools: Pools, _image: str) -> Texts:
     """Return a Serve config; `serving manifest` writes one with admission, routing and keys."""
     configs: dict[str, Any] = {}
     for role, engines in pools.items():
@@ -38,7 +38,7 @@ def write(plan: Plan, pools: Pools, _image: str) -> Texts:
     return {"ray-serve-llm.yaml": yaml_text({"applications": [application | {"args": args}]})}
 
 
-def read(document: Mapping[str, Any], place: str, _notes: list[str]) -> Iterator[Launch]:
+def read_ray(document: Mapping[str, Any], place: str, _notes: list[str]) -> Iterator[Launch]:
     """Yield the engines of a Serve config's applications, whose arguments are a table."""
     for application in rows(document, "applications", place):
         path, args = f"{application.get('import_path')}", table(application, "args", place)

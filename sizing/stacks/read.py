@@ -61,8 +61,8 @@ FILES = "a command `vllm serve …`, a manifest that starts one, or an Inference
 """Files that can be read, as errors name them."""
 
 READERS = {
-    dynamo.KIND: (dynamo.KIND, dynamo.read),
-    "applications": ("a Serve config of Ray", ray.read),
+    dynamo.KIND: (dynamo.KIND, dynamo.read_dynamo),
+    "applications": ("a Serve config of Ray", ray.read_ray),
     **{kind: (kind, read_pods) for kind in PODS},
 }
 """Name and reader of a document by its kind, or by a key of one without a kind."""

@@ -24,7 +24,7 @@ PROJECTIONS = {
 """SGLang's names of what vLLM's modules pack."""
 
 
-def write(_plan: Plan, pools: Pools, _image: str) -> Texts:
+def write_sglang(_plan: Plan, pools: Pools, _image: str) -> Texts:
     """Return a script of servers and, for split pools, of the router."""
     start = ["python3", "-m", "sglang.launch_server"]
     lines = {r: [[*start, *words] for words in node_words(e)] for r, e in pools.items()}

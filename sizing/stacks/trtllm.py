@@ -22,7 +22,7 @@ PROJECTIONS = {
 """TensorRT-LLM's names of what vLLM's modules pack."""
 
 
-def write(plan: Plan, pools: Pools, _image: str) -> Texts:
+def write_trtllm(plan: Plan, pools: Pools, _image: str) -> Texts:
     """Return a script, the settings of each pool and, for split pools, the router's."""
     files = {f"{role}.yaml": yaml_text(server(engines)) for role, engines in pools.items()}
     start = ["trtllm-serve", plan.model.source, "--backend", "pytorch", "--config"]

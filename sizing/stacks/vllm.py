@@ -63,7 +63,7 @@ MODES = {"prefill": "prefill", "decode": "decode", "agg": None, "aggregated": No
 """Roles by Dynamo's --disaggregation-mode."""
 
 
-def write(_plan: Plan, pools: Pools, _image: str) -> Texts:
+def write_vllm(_plan: Plan, pools: Pools, _image: str) -> Texts:
     """Return a script with one command for each node of a replica."""
     lines = {role: [["vllm", "serve", *words] for words in node_words(engines)]
              for role, engines in pools.items()}  # fmt: skip

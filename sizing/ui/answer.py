@@ -65,7 +65,7 @@ TABLES_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ShownPlan:
     """
     A plan that is shown; equal where case and class are.
 
@@ -128,7 +128,7 @@ def draw(case: form.Case) -> None:
                 _draw(each)
 
 
-def _draw(answer: Answer) -> None:
+def _draw(answer: ShownPlan) -> None:
     found = answer.plan
     st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
     _tiles(answer)
@@ -180,7 +180,7 @@ def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
                 st.html(kit(Section("", (FactTable(tuple(rows)),))))
 
 
-def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
+def _answers(case: form.Case) -> tuple[list[ShownPlan], ClassPlans | None]:
     so_far = st.empty()
 
     def told(found: Configuration) -> None:
@@ -198,7 +198,7 @@ def _answers(case: form.Case) -> tuple[list[Answer], ClassPlans | None]:
         return [], None
     so_far.empty()
     if not isinstance(found, NoPlan):
-        return [Answer(case, name, each) for name, each in found.chosen.items()], found
+        return [ShownPlan(case, name, each) for name, each in found.chosen.items()], found
     none = found.infeasible
     st.error(f"**No plan**: {none.reason}")
     rows = [("What binds", none.binds)]
@@ -227,7 +227,7 @@ def _facts(found: Plan) -> Iterator[tuple[str, str]]:
 # --- figures, each with its terms
 
 
-def _tiles(answer: Answer) -> None:
+def _tiles(answer: ShownPlan) -> None:
     """Draw the figures, and below each a button that opens the terms it is made of."""
     found = answer.plan
     nodes = found.cost.nodes
@@ -241,7 +241,7 @@ def _tiles(answer: Answer) -> None:
                     st.html(kit(*_terms(answer, tile.name)))
 
 
-def _terms(answer: Answer, figure: str) -> Iterator[Section]:
+def _terms(answer: ShownPlan, figure: str) -> Iterator[Section]:
     """Yield what a figure is made of: terms of `sizing explain`, or what it is divided from."""
     found = answer.plan
     if figure not in FACTS_OF:
@@ -260,7 +260,7 @@ def _terms(answer: Answer, figure: str) -> Iterator[Section]:
 
 
 @lru_cache(maxsize=64)
-def _explained(answer: Answer) -> list[Section]:
+def _explained(answer: ShownPlan) -> list[Section]:
     return list(explanation_sections(explain_plan(answer.plan)))
 
 
@@ -276,7 +276,7 @@ def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
 # --- files
 
 
-def _downloads(answer: Answer) -> None:
+def _downloads(answer: ShownPlan) -> None:
     found, own = answer.plan, answer.class_name
     name = "-".join(filter(None, [found.model.id.replace("/", "-"), own]))
     scenario, written, report = st.columns(3)
@@ -302,7 +302,7 @@ def _report(found: Plan) -> bytes:
     return _zipped({"plan.html": render(plan_page(found)), SCRIPT: plotly_script().read_text()})
 
 
-def _other_stacks(answer: Answer) -> None:
+def _other_stacks(answer: ShownPlan) -> None:
     """Offer the plan as files of another serving stack, and as a test for who delivers it."""
     found, own = answer.plan, answer.class_name
     with st.popover("Run it elsewhere", width="stretch"):
@@ -327,7 +327,7 @@ def _other_stacks(answer: Answer) -> None:
     )
 
 
-def _stack_files(answer: Answer, stack: str, image: str) -> None:
+def _stack_files(answer: ShownPlan, stack: str, image: str) -> None:
     try:
         files = export(answer.plan, stack, image=image)
     except InputError as error:  # a layout that the stack lacks
@@ -361,7 +361,7 @@ def _zipped(files: Mapping[str, str]) -> bytes:
 # --- charts
 
 
-def _distributions(answer: Answer) -> None:
+def _distributions(answer: ShownPlan) -> None:
     with st.spinner("Simulating the requests of the prediction", show_time=True):
         outcome, slowed = _simulated(answer)
     drawn = list(latency_figures(answer.plan, outcome, slowed))
@@ -371,5 +371,5 @@ def _distributions(answer: Answer) -> None:
 
 
 @lru_cache(maxsize=16)
-def _simulated(answer: Answer) -> tuple[Outcome, Outcome | None]:
+def _simulated(answer: ShownPlan) -> tuple[Outcome, Outcome | None]:
     return prediction_runs(answer.plan)

@@ -14,7 +14,7 @@ from minicluster.stats.quantiles import quantile
 from minicluster.stats.shares import LEVELS
 from sizing.evidence.refit.engine_steps import step_gaps
 from sizing.evidence.refit.observed import FEWEST, PHASES, Observed
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.planned import deployed_system
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _measured(run: Observed) -> dict[tuple[str, str], float]:
 
 def _predicted(run: Observed, model: StepModel) -> dict[tuple[str, str], float]:
     system = deployed_system(run.deployment, model)
-    found: Outcome = simulate(system, run.arrivals, seed=SEED, gaps=False)
+    found: Outcome = simulate_system(system, run.arrivals, seed=SEED, gaps=False)
     phases = {name: phase_s(found.parts_s, name) for name in PHASES}
     known = {name: seconds for name, seconds in phases.items() if seconds is not None}
     return _statistics({"ttft": found.ttft_s, "tpot": found.tpot_s, **known}, run.counts)

@@ -47,7 +47,7 @@ def parse_key(text: str, place: str = "--key") -> Swept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class GridCase:
     """
     One point of a grid.
 
@@ -63,7 +63,7 @@ class Case:
 
 def read_cases(
     keys: Sequence[Swept], load: Callable[[tuple[str, ...]], Inputs], name: str = ""
-) -> tuple[Case, ...]:
+) -> tuple[GridCase, ...]:
     """
     Read a scenario at every point of a grid.
 
@@ -84,19 +84,19 @@ def read_cases(
             scenario = error
         label = " ".join(filter(None, (name, *combination)))
         values = tuple(override.partition("=")[2] for override in combination)
-        cases.append(Case(label=label, values=values, scenario=scenario))
+        cases.append(GridCase(label=label, values=values, scenario=scenario))
     errors = [case.scenario for case in cases if isinstance(case.scenario, InputError)]
     if len(errors) == len(cases):
         raise errors[-1]
     return tuple(cases)
 
 
-def plan_cases(cases: Sequence[Case], workers: Workers) -> Iterator[StudyResult]:
+def plan_cases(cases: Sequence[GridCase], workers: Workers) -> Iterator[StudyResult]:
     """Plan every case, in order; one that cannot be planned is a result too."""
     return workers.map(_planned, cases)
 
 
-def _planned(case: Case) -> StudyResult:
+def _planned(case: GridCase) -> StudyResult:
     if isinstance(case.scenario, InputError):
         return StudyResult(label=case.label, refused=str(case.scenario))
     return plan_scenario(case.scenario, case.label, keep_refusals=True)

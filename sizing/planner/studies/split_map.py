@@ -228,7 +228,7 @@ def _with_ratio(inputs: Inputs, ratio: float) -> Inputs:
     return with_lengths(inputs, prompts=ratio * shorter / prompt, answers=shorter / answer)
 
 
-class _Line(NamedTuple):
+class _MapLine(NamedTuple):
     """
     Points that are sized one after the other, from the fastest link on.
 
@@ -240,7 +240,7 @@ class _Line(NamedTuple):
     along_link: bool
 
 
-def _lines(asked: dict[tuple[str, str], Inputs | InputError], link: int | None) -> list[_Line]:
+def _lines(asked: dict[tuple[str, str], Inputs | InputError], link: int | None) -> list[_MapLine]:
     """
     Divide pairs of values (y, x) into lines that are sized apart.
 
@@ -251,18 +251,18 @@ def _lines(asked: dict[tuple[str, str], Inputs | InputError], link: int | None) 
     lines: dict[str, dict[tuple[str, str], Inputs | InputError]] = {}
     for pair in asked if link is None else sorted(asked, key=lambda pair: -_number(pair[link])):
         lines.setdefault(pair[across], {})[pair] = asked[pair]
-    return [_Line(points, along_link=link is not None) for points in lines.values()]
+    return [_MapLine(points, along_link=link is not None) for points in lines.values()]
 
 
-def _sized(line: _Line) -> dict[tuple[str, str], SplitPoint]:
-    pools = _Pools(along_link=line.along_link)
+def _sized(line: _MapLine) -> dict[tuple[str, str], SplitPoint]:
+    pools = _LinePools(along_link=line.along_link)
     return {
         pair: pools.compared(inputs, SplitPoint(x=pair[1], y=pair[0]))
         for pair, inputs in line.points.items()
     }
 
 
-class _Pools:
+class _LinePools:
     """Sizes of both kinds on one line, kept for the points where they are the same, or nearly."""
 
     def __init__(self, *, along_link: bool) -> None:

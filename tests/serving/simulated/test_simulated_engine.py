@@ -25,7 +25,7 @@ from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from serving.simulated.engine import EngineClock, EngineDied, EngineLoad, Sequence, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvLost, KvSink, KvSource
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
 
@@ -179,7 +179,7 @@ def test_an_engine_takes_the_time_that_is_simulated(
     """With too few blocks as well, where requests are preempted, and too few slots for adapters."""
     arrivals, limits = load(30.0, 40, seed, lora), replace(LIMITS, kv_blocks=kv_blocks)
     pool = SimulatedPool(replicas=1, limits=limits, step=STEP, lora=lora)
-    expected = simulate(System(decode=pool, path=Path()), arrivals, seed=0)
+    expected = simulate_system(System(decode=pool, path=Path()), arrivals, seed=0)
 
     async def run() -> np.ndarray:
         engine = SimulatedEngine(limits, STEP, EngineClock(slowdown), lora=lora)
@@ -197,7 +197,7 @@ def test_split_engines_take_the_time_that_is_simulated(
 ) -> None:
     arrivals = load(20.0, 40, seed, lora)
     pool = SimulatedPool(replicas=1, limits=LIMITS, step=STEP, lora=lora)
-    expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
+    expected = simulate_system(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
 
     async def run() -> np.ndarray:
         pair = Pair(slowdown, lora=lora)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from minicluster.engine_model.limits import EngineLimits, LoraLimits
 from minicluster.engine_model.step_seconds import PlannedStep
 from serving.simulated.engine import EngineClock, EngineDied, SimulatedEngine
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests.serving.virtual_time import run as run_virtual
 
@@ -71,7 +71,7 @@ def test_a_group_takes_the_time_that_is_simulated(
     arrivals, limits = load(60.0, 40, seed, lora), replace(LIMITS, kv_blocks=kv_blocks)
     pool = SimulatedPool(replicas=RANKS, limits=limits, step=BY_BATCH, group=RANKS, lora=lora)
     system = System(decode=pool, path=Path(), decode_policy="round-robin")
-    expected = simulate(system, arrivals, seed=0)
+    expected = simulate_system(system, arrivals, seed=0)
 
     async def run() -> np.ndarray:
         async with group(limits, BY_BATCH, slowdown, lora=lora) as engine:
@@ -88,7 +88,7 @@ def test_a_rank_that_becomes_the_slowest_makes_little_difference() -> None:
     arrivals = load(60.0, 200, 3)
     pool = SimulatedPool(replicas=RANKS, limits=LIMITS, step=STEP, group=RANKS)
     system = System(decode=pool, path=Path(), decode_policy="round-robin")
-    expected = simulate(system, arrivals, seed=0)
+    expected = simulate_system(system, arrivals, seed=0)
 
     async def run() -> np.ndarray:
         async with group(LIMITS, STEP, 1.0) as engine:
@@ -110,7 +110,7 @@ def test_split_groups_take_the_time_that_is_simulated(seed: int, slowdown: float
     """
     arrivals = load(40.0, 40, seed)
     pool = SimulatedPool(replicas=RANKS, limits=LIMITS, step=BY_BATCH, group=RANKS)
-    expected = simulate(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
+    expected = simulate_system(System(decode=pool, prefill=pool, path=PATH), arrivals, seed=0)
     routes = list(zip(expected.prefill_of.tolist(), expected.decode_of.tolist(), strict=True))
 
     async def run() -> np.ndarray:

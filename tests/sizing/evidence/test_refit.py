@@ -20,7 +20,7 @@ from minicluster.workload.sources import RequestSource, drawn
 from sizing.evidence.refit.fit import Scales, fit_scales, residuals, scaled, with_ingress_of
 from sizing.evidence.refit.observed import Observed, check_runs, read_observed
 from sizing.latency.calibration import read_calibration
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.planned import deployed_system
 from tests.sizing.conftest import Sizing
 
@@ -56,7 +56,7 @@ def run_of(
     load = replace(plan.workload, requests_per_s=rate_factor * plan.workload.requests_per_s)
     arrivals = drawn(load, RequestSource(), count=num, seed=seed)
     system = deployed_system(plan.deployment, scaled(plan.step_model, truth))
-    seen = simulate(system, arrivals, seed=seed + 1)
+    seen = simulate_system(system, arrivals, seed=seed + 1)
     parts = seen.parts_s
     return Observed(
         name=f"run {seed}",
@@ -273,7 +273,8 @@ def test_a_spread_ingress_is_added_to_what_engines_did(plan: Plan) -> None:
     path = replace(plan.step_model.path, request_spread_s=0.03)
     models = (plan.step_model, replace(plan.step_model, path=path))
     usual, spread = (
-        simulate(deployed_system(plan.deployment, model), arrivals, seed=2) for model in models
+        simulate_system(deployed_system(plan.deployment, model), arrivals, seed=2)
+        for model in models
     )
     late_s = spread.ttft_s - usual.ttft_s
     assert late_s.min() >= 0

@@ -25,7 +25,7 @@ from sizing.planner.pool_sizing import PoolSizing, size_split_pools
 from sizing.planner.predict import prediction_of
 from sizing.planner.simulated_check import PlanVerdict, Simulations
 from sizing.planner.step_models import StepModels, utilisations
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.planned import deployed_system
 from tests.sizing.scenarios import SMALL, at
 
@@ -151,7 +151,7 @@ def test_no_simulation_is_below_a_bound(layout: Layout, drawn_case: dict[str, An
     arrivals = drawn(case.scenario.workload, RequestSource(), count=QUANTILES, seed=batch)
     lengths = np.random.default_rng(batch).permutation(offered.all_tokens).astype(np.int64)
     system = deployed_system(deployment(case, chosen), offered.step_model)
-    outcome = simulate(system, replace(arrivals, input_tokens=lengths), seed=1)
+    outcome = simulate_system(system, replace(arrivals, input_tokens=lengths), seed=1)
     shares = {chosen.last: bounds.busy_decode(offered)}
     if offered.split and share < 1:
         shares["prefill"] = bounds.busy_prefill(offered)

@@ -17,7 +17,7 @@ from minicluster.specs.engine import EngineOptions
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.arrivals import Arrivals
 from sizing.simulation.event_loop import EventLoop
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 
 STEP_S = 0.01
@@ -57,7 +57,7 @@ def requests(count: int, outputs: int | None = None) -> Arrivals:
 
 
 def run(limits: EngineLimits, *, split: bool = False, count: int = 60) -> Outcome:
-    return simulate(system(limits, split=split), requests(count), seed=1)
+    return simulate_system(system(limits, split=split), requests(count), seed=1)
 
 
 @pytest.mark.parametrize("accepted", [0.0, 0.5, 1.7, 3.0])
@@ -67,7 +67,7 @@ def test_a_lone_answer_takes_a_step_for_each_1_plus_a_tokens(
 ) -> None:
     """The prompt's step gives the first token, and of a pulled prompt the first decode step."""
     answer = 101
-    found = simulate(system(drafting(3, accepted), split=split), requests(1, answer), seed=1)
+    found = simulate_system(system(drafting(3, accepted), split=split), requests(1, answer), seed=1)
     steps = (found.e2e_s - found.ttft_s)[0] / (STEP_S + 1e-4)
     assert steps == pytest.approx(round(steps))
     assert abs(steps - (answer - 1) / (1 + accepted)) < 1

@@ -16,7 +16,7 @@ from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import CONTENT_TOKENS, Arrivals
 from minicluster.workload.sources import RequestSource, drawn
 from sizing.simulation.hit_rate import hit_rates, needed_blocks
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
 
@@ -69,7 +69,7 @@ def served(
         decode=decode, prefill=pool if split else None, path=Path(),
         decode_policy="round-robin", prefill_policy="round-robin",
     )  # fmt: skip
-    return simulate(system, arriving(prompts, gap_s), seed=0)
+    return simulate_system(system, arriving(prompts, gap_s), seed=0)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -105,7 +105,7 @@ def test_loads_share_the_link_in_order() -> None:
     prompts = [FIRST, SECOND, *others, FIRST, SECOND]
     coming = replace(arriving(prompts), due_s=due)
     pool = SimulatedPool(replicas=1, limits=roomy, step=STEP, prefix_cache=True, offload=tiers(100))
-    found = simulate(System(decode=pool, path=Path()), coming, seed=0)
+    found = simulate_system(System(decode=pool, path=Path()), coming, seed=0)
     assert found.host_tokens.tolist()[-2:] == [1536, 1536]
     first, second = found.ttft_s[-2:]
     assert second - first == pytest.approx(1536 * HOST_TOKEN_S, rel=0.2)
@@ -192,7 +192,7 @@ def test_conversations_find_their_turns_in_host_memory() -> None:
         pool = SimulatedPool(
             replicas=1, limits=SMALL, step=STEP, prefix_cache=True, offload=offload
         )
-        found = simulate(System(decode=pool, path=Path()), coming, seed=0)
+        found = simulate_system(System(decode=pool, path=Path()), coming, seed=0)
         shares.append(found.cached_tokens.sum() / coming.input_tokens.sum())
     assert shares[1] > shares[0] + 0.1
     rates = hit_rates(found, coming, first_tokens=512)

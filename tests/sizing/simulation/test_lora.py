@@ -16,7 +16,7 @@ from minicluster.phases import PREFILL_QUEUE
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
 
@@ -61,7 +61,7 @@ def served(
         prefill=pool if split else None, path=Path(),
         decode_policy="round-robin", prefill_policy="round-robin",
     )  # fmt: skip
-    return simulate(system, arrivals, seed=0)
+    return simulate_system(system, arrivals, seed=0)
 
 
 @pytest.mark.parametrize(("split", "pools"), [(False, 1), (True, 2)])

@@ -13,7 +13,7 @@ from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.engine import EngineRules
 from minicluster.workload.arrivals import Arrivals
 from sizing import catalog
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
 
@@ -47,7 +47,7 @@ def served(
         output_tokens=np.array([output for _, output in requests]),
         previous=None if users is None else np.where(count < users, -1, count - users),
     )
-    return simulate(System(decode=pool, path=Path()), arrivals, seed=0)
+    return simulate_system(System(decode=pool, path=Path()), arrivals, seed=0)
 
 
 def firsts(found: Outcome) -> list[float]:

@@ -17,7 +17,7 @@ from minicluster.specs.step import Interference
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System, steady_decoding
 from tests import plans
 
@@ -93,7 +93,7 @@ def test_one_replica_waits_as_pollaczek_and_khinchine_say(tokens: Lengths) -> No
     service = arrivals.input_tokens * PER_TOKEN_S
     rate = 0.7 / service.mean()
     arrivals = prompts(tokens, float(rate), 60_000)
-    found = simulate(servers(1), arrivals, seed=0)
+    found = simulate_system(servers(1), arrivals, seed=0)
     wait = found.parts_s["prefill_queue"]
     known = rate * (service**2).mean() / (2 * 0.3)
     assert wait.mean() == pytest.approx(known, rel=0.06)
@@ -112,7 +112,7 @@ def test_one_replica_waits_as_pollaczek_and_khinchine_say(tokens: Lengths) -> No
 def test_routers_differ_by_several_times(policy: str, p95_s: float, p99_s: float) -> None:
     """28 prefill workers of 498 ms at 89 %: the p99 depends on the router alone."""
     arrivals = prompts(Lengths.fixed(498), 50.0, 100_000)
-    found = simulate(servers(28, policy=policy), arrivals, seed=1)
+    found = simulate_system(servers(28, policy=policy), arrivals, seed=1)
     ttft = found.ttft_s[found.counts]
     # The figures come from one run of another simulator; seeds differ by 5 to 10 % at p99.
     assert np.quantile(ttft, 0.95) == pytest.approx(p95_s, rel=0.08)
@@ -121,14 +121,14 @@ def test_routers_differ_by_several_times(policy: str, p95_s: float, p99_s: float
 
 def test_equal_seeds_give_equal_outcomes() -> None:
     """The same arguments give the same bytes, another seed of the routing other ones."""
-    one, same, other = (simulate(chat(), chats(), seed=seed) for seed in (3, 3, 4))
+    one, same, other = (simulate_system(chat(), chats(), seed=seed) for seed in (3, 3, 4))
     assert one.ttft_s.tobytes() == same.ttft_s.tobytes()
     assert one.gaps.tobytes() == same.gaps.tobytes()
     assert one.ttft_s.tobytes() != other.ttft_s.tobytes()
 
 
 def test_gaps_that_are_not_kept_change_nothing_else() -> None:
-    kept, without = (simulate(chat(), chats(), seed=3, gaps=gaps) for gaps in (True, False))
+    kept, without = (simulate_system(chat(), chats(), seed=3, gaps=gaps) for gaps in (True, False))
     assert (len(kept.gaps) > 0, len(without.gaps)) == (True, 0)
     for name in ("ttft_s", "tpot_s", "e2e_s", "stall_s", "counts"):
         np.testing.assert_array_equal(getattr(kept, name), getattr(without, name))
@@ -142,11 +142,13 @@ def test_later_turns_find_the_earlier_ones() -> None:
     arrivals = drawn(workload, RequestSource(turns=4, think_s=1.0), count=400, seed=0)
     pool = replace(chat().decode, replicas=1, prefix_cache=True)
     system = replace(chat(), prefill=None, decode=pool)
-    found = simulate(system, arrivals, seed=0)
+    found = simulate_system(system, arrivals, seed=0)
     turn = np.arange(400) % 4
     expected = np.maximum(0, turn * 350 - 1) // 16 * 16
     np.testing.assert_array_equal(found.cached_tokens, expected)
-    cold = simulate(replace(system, decode=replace(pool, prefix_cache=False)), arrivals, seed=0)
+    cold = simulate_system(
+        replace(system, decode=replace(pool, prefix_cache=False)), arrivals, seed=0
+    )
     assert cold.cached_tokens.max() == 0
     assert cold.ttft_s.mean() > found.ttft_s.mean()
 
@@ -167,13 +169,13 @@ def test_requests_that_would_wait_for_ever_are_refused(
         due_s=np.array([0.0, 1.0]), input_tokens=np.array([5, 5]), output_tokens=np.array([5, 5])
     )
     with pytest.raises(InputError, match=message):
-        simulate(chat(), replace(arrivals, **change), seed=0)
+        simulate_system(chat(), replace(arrivals, **change), seed=0)
     # The last token of an answer needs no room.
     room = chat().decode.limits.max_tokens
     just = replace(arrivals, input_tokens=np.array([5, room - 4]))
-    assert np.isfinite(simulate(replace(chat(), prefill=None), just, seed=0).e2e_s).all()
+    assert np.isfinite(simulate_system(replace(chat(), prefill=None), just, seed=0).e2e_s).all()
     with pytest.raises(InputError, match="request 1"):
-        simulate(chat(), replace(just, output_tokens=np.array([5, 6])), seed=0)
+        simulate_system(chat(), replace(just, output_tokens=np.array([5, 6])), seed=0)
 
 
 def test_steps_that_take_no_time_are_refused() -> None:
@@ -186,7 +188,7 @@ def test_overload_ends_and_says_so() -> None:
     """Twice what the pools can do: every request still ends, and the run has not settled."""
     arrivals = chats(count=4000)
     hurried = replace(arrivals, due_s=arrivals.due_s / 4)
-    found = simulate(chat(), hurried, seed=0)
+    found = simulate_system(chat(), hurried, seed=0)
     assert np.isfinite(found.e2e_s).all()
     assert not found.settled
 
@@ -211,7 +213,7 @@ def test_gaps_add_up_to_the_time_between_tokens(hold_s: float) -> None:
     """No time between two tokens is lost, that in which others were held up least of all."""
     arrivals = drawn(LOAD, RequestSource(), count=500, seed=3)
 
-    found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
+    found = simulate_system(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
 
     assert found.gaps[:, 1].sum() == (arrivals.output_tokens - 1).sum()
     together_s = (found.e2e_s - found.ttft_s).sum()
@@ -226,7 +228,7 @@ def test_a_request_holds_up_the_others_and_not_itself() -> None:
         due_s=np.array([0.0, 0.2]), input_tokens=np.array([10, 10]), output_tokens=np.array([40, 5])
     )
 
-    found = simulate(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
+    found = simulate_system(shared(Interference(decode_per_request_s=hold_s)), arrivals, seed=1)
 
     between_s = found.e2e_s - found.ttft_s
     assert between_s == pytest.approx([39 * step_s + hold_s, 4 * step_s])
@@ -239,7 +241,7 @@ def test_full_interference_of_a_saturated_pool_is_the_fraction() -> None:
     """A prefill pool that is never idle slows decode by all of its fraction."""
     arrivals = drawn(replace(LOAD, requests_per_s=50.0), RequestSource(), count=300, seed=3)
     apart, beside = (
-        simulate(shared(each), arrivals, seed=1)
+        simulate_system(shared(each), arrivals, seed=1)
         for each in (Interference(), Interference(decode_fraction=0.5))
     )
     middle = slice(50, 200)
@@ -266,7 +268,7 @@ def test_a_run_that_begins_in_the_steady_state_need_not_fill_its_batches() -> No
     pace_s = 0.01 / (1 - per_replica * 2.2e-4)
     decoding = steady_decoding(arrivals, round(4 * per_replica * pace_s), seed=0)
     begun, empty = (
-        simulate(decoders(4), arrivals, seed=0, decoding=each) for each in (decoding, None)
+        simulate_system(decoders(4), arrivals, seed=0, decoding=each) for each in (decoding, None)
     )
     assert len(begun.ttft_s) == len(arrivals)  # the sequences of the begin are no requests
     first = slice(0, 500)
@@ -317,7 +319,7 @@ def test_steps_are_slowed_by_what_the_replicas_of_the_other_pool_do_on_average()
 
 def test_statistics_are_of_the_requests_that_count() -> None:
     """From the end of the warm-up to the last arrival but those of the longest percent of E2E."""
-    found = simulate(chat(), chats(), seed=0)
+    found = simulate_system(chat(), chats(), seed=0)
     arrived = np.flatnonzero(found.counts)
     last_s = found.due_s.max() - np.quantile(found.e2e_s, 0.99)
     assert arrived.tolist() == list(range(arrived[0], arrived[-1] + 1))
@@ -347,7 +349,7 @@ def test_a_prompt_slows_the_decode_steps_from_its_begin_to_its_end() -> None:
         input_tokens=np.array([1, tokens]),
         output_tokens=np.array([100, 1]),
     )
-    found = simulate(shared(Interference(decode_fraction=0.5)), arrivals, seed=1)
+    found = simulate_system(shared(Interference(decode_fraction=0.5)), arrivals, seed=1)
     longer_s = prompt_s / 1.5 / step_s * (0.5 * step_s)
     taken_s = found.e2e_s[0] - found.ttft_s[0]
     assert taken_s == pytest.approx(99 * step_s + longer_s, abs=0.5 * step_s)
@@ -356,7 +358,7 @@ def test_a_prompt_slows_the_decode_steps_from_its_begin_to_its_end() -> None:
 def test_gaps_count_that_begin_while_requests_that_count_arrive() -> None:
     """Those of the warm-up before, and of the drain after the last arrival, do not."""
     arrivals = drawn(LOAD, RequestSource(), count=400, seed=3)
-    found = simulate(shared(Interference()), arrivals, seed=1)
+    found = simulate_system(shared(Interference()), arrivals, seed=1)
     first_s, last_s = found.due_s[found.counts][[0, -1]]
     begins_s = found.gaps[:, 2]
     kept = [gap for gap in found.gaps.tolist() if first_s <= gap[2] <= last_s]

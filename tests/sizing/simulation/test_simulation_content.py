@@ -12,7 +12,7 @@ from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.simulation.outcome import Outcome, simulate
+from sizing.simulation.outcome import Outcome, simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
 
@@ -44,7 +44,7 @@ def served(
         output_tokens=np.full(len(tokens), 5),
         content=content if any(content) else None,
     )
-    return simulate(system, arrivals, seed=0)
+    return simulate_system(system, arrivals, seed=0)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -105,7 +105,7 @@ def test_a_router_by_prefix_knows_a_conversation_by_its_session() -> None:
     shares = {}
     for policy in ("prefix-aware", "round-robin"):
         system = System(decode=pool, path=Path(), decode_policy=policy)
-        found = simulate(system, arrivals, seed=0).cached_tokens
+        found = simulate_system(system, arrivals, seed=0).cached_tokens
         assert np.all(found <= whole)
         shares[policy] = found.sum() / whole.sum()
     assert shares["prefix-aware"] > 0.95
@@ -125,6 +125,6 @@ def test_each_conversation_goes_back_to_its_own_replica(again: int) -> None:
     for order in (arrivals, replace(arrivals, session=np.array([1, 0, again]))):
         system = System(decode=pool, path=Path(), decode_policy="prefix-aware")
         assert order.session is not None
-        *first, back = simulate(system, order, seed=0).decode_of.tolist()
+        *first, back = simulate_system(system, order, seed=0).decode_of.tolist()
         assert sorted(first) == [0, 1]
         assert back == first[order.session.tolist().index(again)]

@@ -14,7 +14,7 @@ from minicluster.errors import InputError
 from minicluster.specs.workload import Lengths, WorkloadSpec
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.simulation.outcome import simulate
+from sizing.simulation.outcome import simulate_system
 from sizing.simulation.system import Path, SimulatedPool, System
 from tests import plans
 
@@ -57,10 +57,10 @@ def chats(rate: float, *, seed: int) -> Arrivals:
 
 def test_a_step_of_prompts_takes_as_long_as_that_of_the_slowest_rank() -> None:
     """By hand: 4 ms + 0.1 ms a token; two ranks, prompts of 1,000 and 100 tokens at once."""
-    found = simulate(mixed(2, 2), requests([0.0, 0.0], [1000, 100], [1, 1]), seed=0)
+    found = simulate_system(mixed(2, 2), requests([0.0, 0.0], [1000, 100], [1, 1]), seed=0)
     slowest_s = STEP.step_s([(1000, 0)], 0, 0)
     assert found.ttft_s == pytest.approx([slowest_s, slowest_s])
-    alone = simulate(mixed(2, 1), requests([0.0, 0.0], [1000, 100], [1, 1]), seed=0)
+    alone = simulate_system(mixed(2, 1), requests([0.0, 0.0], [1000, 100], [1, 1]), seed=0)
     assert alone.ttft_s == pytest.approx([slowest_s, STEP.step_s([(100, 0)], 0, 0)])
 
 
@@ -70,7 +70,7 @@ def test_a_request_at_an_idle_rank_waits_for_the_step_of_its_peers(
 ) -> None:
     """By hand: it arrives 10 ms into a step of 1,000 tokens, and its own step follows that."""
     arrivals = requests([0.0, 0.01], [1000, 100], [1, 1])
-    found = simulate(build(2, 2), arrivals, seed=0)
+    found = simulate_system(build(2, 2), arrivals, seed=0)
     first_s, second_s = (STEP.step_s([(tokens, 0)], 0, 0) for tokens in (1000, 100))
     ends = found.due_s + found.parts_s["prefill_queue"] + found.parts_s["prefill"]
     assert ends == pytest.approx([first_s, first_s + second_s])
@@ -78,7 +78,7 @@ def test_a_request_at_an_idle_rank_waits_for_the_step_of_its_peers(
 
 def test_a_prompt_of_one_rank_delays_the_tokens_of_another() -> None:
     """By hand: the longest gap of a decoding rank is the step that holds its peer's prompt."""
-    found = simulate(mixed(2, 2), requests([0.0, 0.05], [10, 1500], [60, 1]), seed=0)
+    found = simulate_system(mixed(2, 2), requests([0.0, 0.05], [10, 1500], [60, 1]), seed=0)
     assert found.stall_s[0] == pytest.approx(STEP.step_s([(1500, 0)], 0, 0))
 
 
@@ -90,8 +90,8 @@ def test_equal_ranks_with_equal_arrivals_are_as_one_rank(seed: int) -> None:
         input_tokens=np.repeat(one.input_tokens, 4),
         output_tokens=np.repeat(one.output_tokens, 4),
     )
-    alone = simulate(mixed(1, 1), one, seed=seed)
-    group = simulate(mixed(4, 4), many, seed=seed)
+    alone = simulate_system(mixed(1, 1), one, seed=seed)
+    group = simulate_system(mixed(4, 4), many, seed=seed)
     assert group.ttft_s == pytest.approx(np.repeat(alone.ttft_s, 4), abs=1e-9)
     assert group.e2e_s == pytest.approx(np.repeat(alone.e2e_s, 4), abs=1e-9)
 
