@@ -8,14 +8,14 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from minicluster.errors import Fault, InputError, written
 from minicluster.workload.arrivals import CONTENT_TOKENS
 from minicluster.workload.records import flat, read_records
 from minicluster.workload.schedule import ScheduledRequest
 from minicluster.workload.trace_formats import FORMATS, Format, Meaning, format_of, meaning
-from minicluster.workload.trace_times import epoch_unit, number_of
+from minicluster.workload.trace_times import Key, Request, epoch_unit, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -60,33 +60,6 @@ class ReadAs:
             *(f"left out: {count:,} {reason}" for reason, count in self.left_out.items() if count),
             *([f"keys that are not read: {keys}"] if keys else []),
         ]
-
-
-class Request(NamedTuple):
-    """
-    A request as its line has it.
-
-    Attributes:
-        place: file and line.
-        row: all but its time, and the content that `ids` name.
-        key, at: its time, a number or a text, and the key that it stands under.
-        took_s: from its arrival to `at`.
-        ids: of the blocks of its prompt.
-        span: its ids, if it is one.
-    """
-
-    place: str
-    row: ScheduledRequest
-    key: str
-    at: object
-    took_s: float
-    ids: tuple[int, ...]
-    span: Key | None
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """Of prompt and answer."""
-        return self.row.input_tokens, self.row.output_tokens
 
 
 Pair = tuple[str, Any]
@@ -299,10 +272,6 @@ def whole(key: str, value: object) -> int:
     if not isinstance(number, float) or not number.is_integer():
         raise TypeError(f"one whose {key} is {written(value)}, no whole number")
     return int(number)
-
-
-Key = tuple[str, str]
-"""Ids of a trace and of a span."""
 
 
 def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> set[int]:

@@ -13,8 +13,39 @@ from minicluster.workload.trace_options import UNITS_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from minicluster.workload.schedule import ScheduledRequest
     from minicluster.workload.trace_formats import Format
-    from minicluster.workload.trace_requests import Request
+
+Key = tuple[str, str]
+"""Ids of a trace and of a span."""
+
+
+class Request(NamedTuple):
+    """
+    A request as its line has it.
+
+    Attributes:
+        place: file and line.
+        row: all but its time, and the content that `ids` name.
+        key, at: its time, a number or a text, and the key that it stands under.
+        took_s: from its arrival to `at`.
+        ids: of the blocks of its prompt.
+        span: its ids, if it is one.
+    """
+
+    place: str
+    row: ScheduledRequest
+    key: str
+    at: object
+    took_s: float
+    ids: tuple[int, ...]
+    span: Key | None
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of prompt and answer."""
+        return self.row.input_tokens, self.row.output_tokens
+
 
 LOAD_PER_S = (10 / 3600, 100.0)
 """Mean rates between which a load lies; outside, its times likely have another unit."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.workload.trace_formats import Format
-    from minicluster.workload.trace_requests import Request
+    from minicluster.workload.trace_times import Request
 
 MAX_TOKENS = 100_000_000
 """Largest length of a prompt or an answer; a larger number in a trace is a mistake."""

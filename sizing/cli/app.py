@@ -57,7 +57,7 @@ COMMANDS = {
         ),
         "compare": (
             "studies:compare",
-            "Compare the plans of scenarios or GPUs: GPUs, power, cost, latency, headroom.",
+            "Compare plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom.",
         ),
         "sweep": (
             "studies:sweep",

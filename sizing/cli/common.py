@@ -15,14 +15,13 @@ from typer import Argument, Exit, Option
 from minicluster.errors import Exit as ExitCode
 from minicluster.errors import InputError
 from minicluster.files import refuse_unwritable
-from minicluster.pages.page import Section, Text
 from minicluster.shell import say, talk
 from minicluster.specs.checks import attribute_docs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from minicluster.pages.page import ChartRow
+    from minicluster.pages.page import ChartRow, Section
     from minicluster.plan import Plan
 
 ScenarioFile = Annotated[
@@ -183,6 +182,7 @@ def show(data: object, *parts: Section | ChartRow | str, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
+    from minicluster.pages.page import Section, Text
     from sizing.report.terminal import print_sections
 
     print_sections(Section("", (Text(part),)) if isinstance(part, str) else part for part in parts)

@@ -20,13 +20,13 @@ from sizing.cli.common import (
     out_file,
     print_json,
 )
-from sizing.stacks.formats import FORMATS
+from sizing.stacks import FORMAT_NAMES
 
 
 def export(
     plan: PlanFile,
     to: Annotated[
-        str | None, Option(help="Stack: " + ", ".join(FORMATS) + "; else the plan's engine.")
+        str | None, Option(help="Stack: " + ", ".join(FORMAT_NAMES) + "; else the plan's engine.")
     ] = None,
     out: Annotated[
         Path | None, Option("--out", "-o", metavar="DIR", help="Folder of the files; else stdout")

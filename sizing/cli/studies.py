@@ -64,11 +64,16 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     calibration: Calibration = None,
     jobs: Jobs = None,
 ) -> None:
-    """Compare the plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
+    """Compare plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
     from minicluster.plan import Inputs
     from sizing.planner.studies.cost import require_price
-    from sizing.planner.studies.grid import plan_cases
-    from sizing.planner.studies.result import OBJECTIVES, answer_line, cheapest, result_json
+    from sizing.planner.studies.result import (
+        OBJECTIVES,
+        answer_line,
+        cheapest,
+        plan_cases,
+        result_json,
+    )
     from sizing.planner.workers import Workers
     from sizing.report.study import comparison_sections
 
@@ -178,8 +183,8 @@ def sweep(
     ] = None,
 ) -> None:
     """Plan every combination of values of some scenario keys; infeasible ones say why."""
-    from sizing.planner.studies.grid import parse_key, plan_cases, read_cases
-    from sizing.planner.studies.result import result_json
+    from sizing.planner.studies.grid import parse_key, read_cases
+    from sizing.planner.studies.result import plan_cases, result_json
     from sizing.planner.workers import Workers
     from sizing.report.study import sweep_sections
 

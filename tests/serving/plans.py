@@ -149,6 +149,7 @@ def facts_of(deployment: Deployment, pool: Pool) -> dict[str, object]:
         "max_num_seqs": pool.max_num_seqs,
         "max_num_batched_tokens": pool.max_num_batched_tokens,
         "chunked_prefill_tokens": deployment.engine.chunked_prefill_tokens,
+        "watermark_fraction": deployment.engine.watermark_fraction,
         "gpu_memory_utilization": deployment.engine.gpu_memory_utilization,
         "max_model_len": deployment.engine.max_model_len,
         "block_size": deployment.engine.block_size,

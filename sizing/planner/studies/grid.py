@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.plan import Inputs
-from sizing.planner.studies.result import StudyResult, plan_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from sizing.planner.workers import Workers
 
 MAX_POINTS = 2_000
 """Maximum points of one sweep: a slip in a list of values must not run for a day."""
@@ -89,17 +86,6 @@ def read_cases(
     if len(errors) == len(cases):
         raise errors[-1]
     return tuple(cases)
-
-
-def plan_cases(cases: Sequence[GridCase], workers: Workers) -> Iterator[StudyResult]:
-    """Plan every case, in order; one that cannot be planned is a result too."""
-    return workers.map(_planned, cases)
-
-
-def _planned(case: GridCase) -> StudyResult:
-    if isinstance(case.scenario, InputError):
-        return StudyResult(label=case.label, refused=str(case.scenario))
-    return plan_scenario(case.scenario, case.label, keep_refusals=True)
 
 
 def points(keys: Sequence[Swept]) -> tuple[tuple[str, ...], ...]:

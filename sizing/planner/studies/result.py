@@ -13,10 +13,12 @@ from sizing.planner.result import Infeasible
 from sizing.planner.studies.cost import Running, running_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from minicluster.plan import Inputs
     from sizing.planner.predict import PoolPrediction
+    from sizing.planner.studies.grid import GridCase
+    from sizing.planner.workers import Workers
 
 OBJECTIVES = ("gpus", "usd", "watts")
 """Quantities that results may be ranked by."""
@@ -97,6 +99,17 @@ def plan_scenario(inputs: Inputs, label: str, *, keep_refusals: bool = False) ->
     if any(each.confidence and each.confidence.unverified for each in found.chosen.values()):
         raise KeyboardInterrupt("no verified plan so far")
     return StudyResult(label=label, plans=found.chosen, interrupted=found.interrupted)
+
+
+def plan_cases(cases: Sequence[GridCase], workers: Workers) -> Iterator[StudyResult]:
+    """Plan every case, in order; one that cannot be planned is a result too."""
+    return workers.map(_planned, cases)
+
+
+def _planned(case: GridCase) -> StudyResult:
+    if isinstance(case.scenario, InputError):
+        return StudyResult(label=case.label, refused=str(case.scenario))
+    return plan_scenario(case.scenario, case.label, keep_refusals=True)
 
 
 def figures(plans: Mapping[str, Plan]) -> Figures:

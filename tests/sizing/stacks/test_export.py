@@ -17,6 +17,7 @@ from minicluster.errors import InputError
 from minicluster.plan import KvOffload, Plan, to_json
 from minicluster.specs.lora import LoraSpec
 from minicluster.specs.slicing import Slicing
+from sizing.stacks import FORMAT_NAMES
 from sizing.stacks.formats import FORMATS, export
 from sizing.stacks.read import read_deployed
 from tests.sizing.conftest import Sizing
@@ -43,6 +44,10 @@ def document(plan: Plan, target: str) -> dict[str, Any]:
     """Return what a target's one YAML file says."""
     found: dict[str, Any] = yaml.safe_load(only(plan, target))
     return found
+
+
+def test_help_names_all_formats() -> None:
+    assert tuple(FORMATS) == FORMAT_NAMES
 
 
 @pytest.mark.parametrize("target", FORMATS)
