@@ -20,7 +20,7 @@ VALUES = {"serving.protocol.messages"}
 """Values and frames that all steps of a request share: they connect nothing."""
 
 COMMAND = "sizing.cli.plan"
-MOST_LINES = 360
+MOST_LINES = 370
 """Lines of a file on a plan's way that no step lists, at most."""
 
 MOST_SHARE = 0.1

@@ -73,9 +73,9 @@ def test_the_lines_end_at_the_plans_numbers() -> None:
     alone = float(bounds.unloaded_s(load)["ttft"].mean())
     ends = {
         "P1": f"{memory.parameters:,}`",
-        "M1": f"{pool.weight_bytes:,.0f}`",
+        "M1": f"{pool.parts_bytes['weights']:,.0f}`",
         "M2": f"{pool.kv_bytes_per_token:,.0f}`",
-        "M4": f"{pool.kv_bytes:,.0f}`",
+        "M4": f"{pool.parts_bytes['KV cache']:,.0f}`",
         "M12": f"{pool.sequences[2150]}`",
         "R2, the op": f"{1e6 * seconds['prefill step', 'qkv']:,.0f}`",
         "S2": f"{1e3 * sums['prefill step']:.1f}`",

@@ -15,7 +15,7 @@ VARIED = {"distribution": "lognormal", "median": 1000, "sigma": 1.5, "high": 16_
 
 PLANS: list[tuple[str, dict[str, Any], str, int]] = [
     (SMALL, {}, "3xTP1 mixed", 3),
-    (SMALL, {"search.spare_replicas": 1}, "3xTP1 + 2xTP1", 5),
+    (SMALL, {"search.spare_replicas": 1}, "4xTP1 mixed", 4),
     (
         SMALL,
         {"search.pools": "split", "workload.requests_per_s": 400, "cluster.max_gpus": 512},

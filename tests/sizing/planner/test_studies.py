@@ -236,8 +236,10 @@ def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
     cost = running(plan).usd_per_million_output_tokens
     ttft_s = plan.prediction.ttft.at(plan.slo.percentile)
     assert front.trace("the plan")["x"] == pytest.approx([cost], rel=1e-5)
-    assert front.trace("the plan")["y"] == pytest.approx([ttft_s], rel=1e-5)
+    # Fronts are of short simulations, in which the plan is one of the configurations.
+    assert front.trace("the plan")["y"] == pytest.approx([ttft_s], rel=0.05)
     kept = front.trace("no other beats it")
+    assert front.trace("the plan")["y"][0] in kept["y"]
     assert kept["x"] == sorted(kept["x"])
     assert kept["y"] == sorted(kept["y"], reverse=True)
     for role, row in {pool.role: pool for pool in plan.pools}.items():

@@ -119,7 +119,9 @@ def test_a_plan_from_nothing_by_keyboard(address: str, tmp_path: Path) -> None:
                 f".find(e => e.innerText.startsWith({question!r})).click()"
             )
             time.sleep(0.3)
-        page.wait_for(f"{TEXT}.includes('requests/s of llama') && {TEXT}.includes('SLO held')")
+        page.wait_for(
+            f"{TEXT}.includes('requests/s within the SLO') && {TEXT}.includes('SLO held')"
+        )
         look(page)
 
 
