@@ -47,8 +47,8 @@ def capacity_sections(found: Capacity) -> list[Section | ChartRow]:
     headline = "No number of GPUs asked for holds the SLO"
     if carrying:
         best = carrying[-1]
-        gpus = f"{best.gpus} GPU{'s' if best.gpus > 1 else ''}"
-        headline = f"{gpus} carry {best.requests_per_s:,.4g} requests/s within the SLO"
+        size = f"{best.gpus} GPU{'s' if best.gpus > 1 else ''}"
+        headline = f"{size} carry {best.requests_per_s:,.4g} requests/s within the SLO"
     gpus, x_axis = [float(point.gpus) for point in carrying], axis("GPUs") | FROM_ZERO
     charts = (
         series_figure(title, {title: (gpus, values)}, x_axis, axis(unit) | FROM_ZERO, unit=unit)
