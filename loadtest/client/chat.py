@@ -76,7 +76,6 @@ def learn_chat(
 
 
 def _prompt_tokens(host: str, model: str, text: str, *, limit_name: str, insecure: bool) -> int:
-    """Request a short answer, and return the prompt's length by `usage`."""
     request = {
         "model": model,
         "messages": [{"role": "user", "content": text}],

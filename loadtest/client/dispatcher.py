@@ -216,7 +216,6 @@ class Dispatcher:
             request = self._next.get(request.index)
 
     def _send_next(self, task: RequestTask, following: ScheduledRequest, ids: Ids) -> None:
-        """Send the request that follows *task*, after its thinking time."""
         conversation = None
         if following.session is not None:
             answer = [i for i in task.stream.token_ids if 0 <= i < self._job.vocab_size]
@@ -249,7 +248,6 @@ class Dispatcher:
         return max(latest_s, self._last_chunk_s) > sample.send_s
 
     def _measure_heartbeat(self) -> None:
-        """Measure how late this process wakes, and the share of its core that it uses."""
         while True:
             before_s = time.monotonic()
             gevent.sleep(HEARTBEAT_S)

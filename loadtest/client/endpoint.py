@@ -213,7 +213,6 @@ def ask(
 
 
 def _status_error(url: str, error: urllib.error.HTTPError, expected: str) -> StatusError:
-    """Return the error of an answer: its message, or else the beginning of its body."""
     try:
         body = error.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
@@ -322,7 +321,6 @@ def complete(
 
 
 def _follow(answer: http.client.HTTPResponse, until_s: float, wait_s: float) -> CompletionStream:
-    """Read *answer* to its end, or until *until_s* on the monotonic clock has passed."""
     stream = CompletionStream()
     stream.content_type = answer.headers.get("content-type", "")
     while not stream.done and (received := answer.read1(BLOCK_BYTES)):

@@ -169,7 +169,6 @@ def main() -> int:
 def _coordinate(
     runner: Runner, coordinator: Coordinator, workers: Sequence[subprocess.Popen[bytes]]
 ) -> None:
-    """Start the run when all *workers* are present, and wait for its end."""
     while runner.worker_count < JOB.workers:
         if _any_ended(workers) or coordinator.finished.wait(POLL_S):
             return
@@ -195,7 +194,6 @@ def _launch_worker(port: int) -> subprocess.Popen[bytes]:
 
 
 def _run_worker(environment: Environment, host: str, port: int) -> int:
-    """Work for the master at *host* until it ends the run, or disappears."""
     runner = environment.create_worker_runner(host, port)
     locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -211,7 +209,6 @@ def _run_worker(environment: Environment, host: str, port: int) -> int:
 
 
 def _end_with_parent(end: Callable[[str], None]) -> None:
-    """Call *end* once the process that waits for the result is gone."""
     while os.getppid() == PARENT:
         gevent.sleep(POLL_S)
     end("orphaned")

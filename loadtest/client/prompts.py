@@ -99,7 +99,6 @@ class Prompts:
         return np.concatenate([ids, stand_in])
 
     def _shared(self, request: ScheduledRequest) -> Ids:
-        """Return the shared beginning: the blocks of a trace, or the workload's prefix."""
         if not request.content:
             if not self._job.workload.classes:
                 return self._prefix

@@ -113,17 +113,7 @@ def connections(job: Job) -> HTTPClientPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTask:
-    """
-    One request and everything that sending it takes.
-
-    Attributes:
-        due_s: scheduled arrival.
-        name: value of its `x-request-id`.
-        timeout_s: time limit, from the send.
-        origin_s: start of the run on the monotonic clock.
-        headers: headers of every request, including the API key.
-        stream: the answer so far.
-    """
+    """One request, due at *due_s*, and all that sending it takes; *name* is its `x-request-id`."""
 
     request: ScheduledRequest
     due_s: float
@@ -176,7 +166,6 @@ class RequestTask:
         )
 
     def _follow(self, timings: dict[str, float]) -> None:
-        """Read the answer as it arrives; an event is timestamped by its last byte."""
         headers = {**self.headers, "x-request-id": self.name}
         response = self.http.request("POST", self.path, body=self.body, headers=headers)
         try:
@@ -209,7 +198,6 @@ def _header(response: HTTPSocketPoolResponse, name: str) -> str:
 
 
 def _refusal(response: HTTPSocketPoolResponse) -> StreamError:
-    """Return the error of a status that is not 200, with the endpoint's own text."""
     status = response.status_code
     text = " ".join(bytes(response.read(200)).decode(errors="replace").split())
     if status in REDIRECTS:
@@ -266,7 +254,6 @@ def reported_phases(timings: Mapping[str, float], engine: Mapping[str, float]) -
 
 
 def _broken(error: Exception) -> str:
-    """Return the outcome of a request whose connection broke, was never made, or was misused."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, ConnectionResetError | BrokenPipeError | HTTPParseError):

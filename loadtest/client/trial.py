@@ -117,7 +117,6 @@ def _named(body: str) -> str:
 
 
 def _explained(error: StatusError, job: Job) -> TargetFailed:
-    """Return *error* with the parameter that was refused, and the way out where there is one."""
     parameter = refused_parameter(error)
     if parameter is None:
         hint = f" (if it refuses a parameter: {WAY_OUT})"

@@ -40,7 +40,6 @@ def requests_over_time(
     Draw each request at its scheduled arrival; failed ones at the top.
 
     Args:
-        title: heading.
         points: scheduled arrival and latency, in seconds, of what was answered; at least one.
         failed: scheduled arrival in seconds of each other request, and how it ended.
         window_s: begin and end of what is measured; the rest is shaded.
@@ -103,10 +102,9 @@ def goodput_against_load(
     Draw goodput against offered load.
 
     Args:
-        points: offered and good requests/s of each run, and whether the SLO held; `None`: it is
-            not known.
-        names: what such runs are called in the legend.
-        limits: name to requests/s and colour of a vertical line.
+        points: offered and good requests/s of each run, and whether the SLO held; `None`: unknown.
+        names: legend, by whether the SLO held.
+        limits: requests/s and colour of a vertical line, by its name.
         predicted: offered and good requests/s, by load.
     """
     loads = [load for load, _, _ in points] + [load for load, _ in predicted]
@@ -156,7 +154,6 @@ SILENT: Json = {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
 
 
 def _shade(begin_s: float, end_s: float) -> Json:
-    """Shade a stretch of time over the whole height."""
     return {
         "type": "rect",
         "xref": "x",

@@ -32,8 +32,7 @@ def judge_run(
     Judge the run in *folder*; write `verdict.json`, `llm-d.json`, `report.html` and JUnit XML.
 
     Args:
-        folder: of the run.
-        tolerance: by metric, the largest error of the predicted mean that counts as correct.
+        tolerance: largest error, by metric, of a predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         junit: file for the verdict as JUnit XML; `None`: not written.
         script_folder: folder of the script that draws the report's charts; `None`: the run's.

@@ -120,14 +120,12 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
 
 
 def _latencies(verdict: Verdict) -> Section:
-    """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
     heads, *rows = filled_columns(LATENCY_HEADS, latency_rows(verdict), load_rows(verdict))
     title = "Measured, SLO" if verdict.comparison is None else "Predicted, measured, SLO"
     return Section(f"{title}{verdict.caveat}", (DataTable(heads, tuple(rows)),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:
-    """Show where predicted and measured time went, where the endpoint tells."""
     phases = verdict.comparison.phases if verdict.comparison else None
     if phases is None:
         return
@@ -146,7 +144,6 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
 
 
 def _errors(run: Run) -> Iterator[Section]:
-    """List what went wrong, most frequent first."""
     seen = Counter(_how_it_ended(s) for s in run.samples if _failed(s))
     if seen:
         rows = tuple((f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS))
@@ -198,7 +195,6 @@ def values_s(metric: str, requests: Iterable[Sample | PredictedRequest]) -> list
 
 
 def _distribution(metric: str, judged: Judged) -> Iterator[Figure]:
-    """Draw the distribution of what counts, as measured and as predicted, with the SLO."""
     answered, plan, resimulation = judged.window.answered, judged.run.plan, judged.resimulation
     measured = values_s(metric, answered)
     if not measured:
@@ -226,7 +222,6 @@ def _limit(metric: str, verdict: Verdict) -> SloResult | None:
 
 
 def _course(metric: str, judged: Judged) -> Iterator[Figure]:
-    """Draw the latency of each request at its scheduled arrival."""
     run, limit = judged.run, _limit(metric, judged.verdict)
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None

@@ -53,12 +53,10 @@ class Client:
 
     Attributes:
         stop: why the run ended: `complete`, `interrupted`, `died` (the target did), `orphaned`
-            (the process that waited for the result did), `short of a worker`, `out of disk space`
-            (or of the folder), or `killed` (with none of the figures below).
+            (the process that waited for the result did), or one of the constants above.
         origin_monotonic_s: start of the run on this machine's monotonic clock.
         cpu_fraction: of one core, from the window's start on; the busiest of several processes.
         connections: number opened; each is used again as soon as its answer has been read.
-        processes: number of processes that sent.
         stamps: `kernel` where the kernel timestamped the arrival of every chunk, `reader` where
             the client's late wake-ups are in some of the timestamps (TLS, or no Linux); empty
             where nothing arrived.
@@ -91,13 +89,10 @@ class Client:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """
-    Whether the client kept up; `problems` says why not.
+    Whether the client kept up; `problems` says why not. The rest is as in `Client`.
 
     Attributes:
         dispatch_lag_p99_s: due time to send.
-        heartbeat_lag_p90_s: lateness of a 5 ms timer, and so of each timestamp of the reader.
-        connections: number of connections opened; all other requests reused one.
-        stamps: by the `kernel` or by the `reader`, see `Client`.
         saturated: whether the client was overloaded, whatever the SLO's limits are.
     """
 

@@ -36,13 +36,7 @@ RESULTS = (
 
 
 class Promise(NamedTuple):
-    """
-    Limits of a class of requests.
-
-    Attributes:
-        name: of the class; empty where there are none.
-        requests: their indices in the schedule.
-    """
+    """A class of requests (empty: all), its limits, and its requests' indices in the schedule."""
 
     name: str
     slo: SloSpec
@@ -151,7 +145,6 @@ def _until(job: Job, samples: tuple[Sample, ...]) -> Window:
 
 
 def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
-    """Return the window in which a closed loop's counted requests were due."""
     due = sorted(s.due_s for s in samples if s.in_window)
     if len(due) < 2 or due[0] == due[-1]:  # noqa: PLR2004  (no gap between fewer)
         return job.window

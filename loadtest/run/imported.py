@@ -43,10 +43,8 @@ class ToolRequest:
     Attributes:
         due_s: when it was to be sent, else when it was.
         input_tokens: what the server counted, else the tool; `None`: not known.
-        output_tokens: likewise; 0 without an answer.
         chunk_s: arrival of each chunk with tokens; empty without an answer.
-        outcome: of `minicluster.workload.samples.OUTCOMES`.
-        detail: what went wrong; empty: nothing.
+        outcome: of `minicluster.workload.samples.OUTCOMES`; `detail` says what went wrong.
     """
 
     due_s: float
@@ -65,9 +63,8 @@ class Pacing:
     What a file says of the requests in flight, and of when they were due.
 
     Attributes:
-        most: that the tool let be in flight; `None`: any number, or not said.
-        told: whether the file says it.
-        due: whether the file says when each request was due.
+        most: largest number that the tool let be in flight; `None`: any, or not said.
+        told: whether the file says it; *due*: whether it says when each request was due.
         closed: whether none was due before it had a place, as of users who wait for their answers.
     """
 
@@ -176,7 +173,6 @@ def _sample(index: int, answer: ToolRequest, first_s: float) -> Sample:
 
 
 def _singly(answer: ToolRequest) -> bool:
-    """Tell whether every chunk had one token."""
     return len(answer.chunk_s) == answer.output_tokens
 
 
@@ -186,7 +182,6 @@ def read_answers(path: Path, *, benchmark: int | None = None) -> list[ToolReques
 
 
 def _read(path: Path, benchmark: int | None) -> tuple[str, list[ToolRequest], Pacing]:
-    """Return the tool that wrote a file, its requests and how they were paced."""
     raw, place = _parsed(read_text(path, TOOLS), str(path)), str(path)
     for is_summary, way_out in SUMMARIES:
         if is_summary(raw):
@@ -203,7 +198,6 @@ def _read(path: Path, benchmark: int | None) -> tuple[str, list[ToolRequest], Pa
 
 
 def _parsed(text: str, place: str) -> Any:  # noqa: ANN401  (a document of another tool)
-    """Return a JSON document, or the list of those on the lines of a file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -334,7 +328,6 @@ def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterato
 
 
 def _chosen(raw: dict[str, Any], place: str, benchmark: int | None) -> dict[str, Any]:
-    """Return the benchmark of a GuideLLM file that is asked for."""
     found = raw["benchmarks"]
     if len(found) != 1 and benchmark is None:
         expected = "one benchmark, or --benchmark with the number of one"

@@ -59,7 +59,6 @@ class Job:
         prompt_salt: new for each run, so that no prompt of an earlier run is in the endpoint's
             prefix cache.
         timeout_s: time limit of one request, from its send.
-        shape: how requests arrive.
         num_requests: number of measured requests; a closed loop keeps its window open for them.
         workers: client processes that share the schedule.
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
@@ -69,11 +68,11 @@ class Job:
         plain: whether requests have OpenAI's own parameters only, so that answers end when the
             model ends them.
         limit_name: parameter that limits the length of an answer.
-        remarks: what a reader of the run's figures has to know of the load, in sentences.
-        caveats: the same in a few words, which stand beside the figures.
+        remarks, caveats: what a reader of the run's figures has to know, in sentences, and in a
+            few words that stand beside the figures.
         queued_in_client: whether requests waited in the client for a place among those in flight.
-        slowdown: of simulated engines: seconds of the clock that each second here takes; `None`:
-            the engines are real.
+        slowdown: seconds of the clock that each second of simulated engines takes; `None`: they
+            are real.
     """
 
     schema_version: int = SCHEMA_VERSION

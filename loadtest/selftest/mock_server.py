@@ -86,7 +86,6 @@ class MockStream:
     One answer while it is sent.
 
     Attributes:
-        request: body of the request.
         gone: whether the client has disconnected.
         received_s: arrival of the request's last byte, on the monotonic clock; its prefill starts.
         stalls_s: start and end of the pause.
@@ -164,7 +163,6 @@ class MockStream:
         return False
 
     def _send_tokens(self, new: int) -> None:
-        """Send a chunk of *new* tokens, or the configured garbage and flood."""
         if self.config.garbage == "line":
             self._flood(b"x")
         else:
@@ -219,12 +217,7 @@ STREAMS = ("/v1/completions", CHAT)
 
 
 class MockStampedSocket(socket.socket):
-    """
-    The server's end of a connection.
-
-    Attributes:
-        arrival: arrival of the last read.
-    """
+    """The server's end of a connection, with the `arrival` of its last read."""
 
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
@@ -303,7 +296,6 @@ class MockServer:
         writer.close()
 
     async def _complete(self, stream: MockStream, name: str) -> None:
-        """Answer the request *name* by *stream*, or fail it as configured."""
         self.num_requests += 1
         self.first_request_s = self.first_request_s or stream.received_s
         if self.num_requests > 1:

@@ -65,13 +65,9 @@ class ClientError:
     Attributes:
         streams: mean number of concurrent streams.
         events_per_s: chunks received in the window, per second of it.
-        ttft_error_p50_s: median of (TTFT from send - server's own TTFT).
-        itl_error_p99_s: p99 of the absolute error, over all gaps.
-        tpot_error_p99_s: p99 of the absolute error, over all requests.
-        heartbeat_lag_p90_s: p90 of the lateness of a 5 ms timer.
+        itl_error_p99_s, tpot_error_p99_s: of the absolute errors, over all gaps and requests.
         cpu_fraction: of one core.
         fit: whether a run at this load would be valid.
-        saturated: whether the client was overloaded.
     """
 
     streams: int

@@ -44,7 +44,7 @@ class Probe:
 
     Attributes:
         holds: whether the SLO held; `None`: no run of the allowed length decides.
-        attained_fraction: the lowest attained fraction of all limits.
+        attained_fraction: lowest attained fraction of all limits.
     """
 
     requests_per_s: float

@@ -104,7 +104,6 @@ def decide(
 
 
 def _interruption(run: Run) -> str:
-    """Return why a run ended before its time, and after how much of it."""
     stop, planned = run.client.stop, sum(request.in_window for request in run.schedule)
     if run.job.shape.closed:
         planned = min(planned, run.job.num_requests)
@@ -159,7 +158,6 @@ def _miss(result: SloResult) -> str:
 def _invalid(
     run: Run, window: MeasurementWindow, measured: Sequence[Sample], health: Health
 ) -> list[str]:
-    """Return the reasons why the run proves nothing, whatever it seems to show."""
     problems = [f"the load client was not fit: {problem}" for problem in health.problems]
     not_sent = len(window.requests) - len(measured)
     if not_sent > MAX_NOT_SENT_FRACTION * len(window.requests):

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """
-    Mean seconds of one phase over the requests that were both simulated and answered.
-
-    Attributes:
-        name: one of `minicluster.phases`, or `ttft`.
-        difference_s: predicted minus measured.
-    """
+    """Mean seconds of a phase over the requests that were simulated and answered."""
 
     name: str
     predicted_s: float
@@ -129,13 +123,11 @@ PAIRED = ("ttft", "tpot", "e2e", "longest_stall")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """
-    One statistic of one latency.
+    One statistic of one latency; errors are predicted / measured - 1.
 
     Attributes:
-        error_fraction: predicted / measured - 1.
         error_low, error_high: its 95 % interval; `None` for the plan's own prediction.
-        error_at_pace_fraction: error of the prediction at the pace that the engines had in this
-            load; `None`: not known.
+        error_at_pace_fraction: that of the prediction at the engines' own pace; `None`: not known.
     """
 
     metric: str
@@ -161,12 +153,9 @@ class Comparison:
 
     Attributes:
         source: `resimulated`: for the run's own arrivals and lengths; `planned`: the plan's own.
-        tolerance: by metric, the largest error of the mean that counts as correct.
-        held: every mean with a tolerance was measured and is within it, at the engines' pace
-            where it is known.
-        phases: of the resimulated requests.
-        pace: by role, measured / planned seconds of the engines' steps for the same work; empty:
-            not known.
+        tolerance: largest error of the mean, by metric, that counts as correct.
+        held: every mean with a tolerance was measured and is within it (`judged_error_fraction`).
+        pace: measured / planned seconds of the engines' steps for the same work, by role.
     """
 
     source: str

@@ -61,10 +61,7 @@ class Throughput:
     Attributes:
         good_fraction: fraction of all requests that are good (SLO attainment).
         finished_output_tokens_per_s: tokens of requests that finished in the window, whenever
-            they arrived.
-        predicted_good_requests_per_s: as simulated; `None`: not simulated.
-        predicted_output_tokens_per_s: of requests that finished in the window, as simulated;
-            `None`: not simulated.
+            they arrived; predicted ones likewise. `None`: not simulated.
     """
 
     offered_requests_per_s: float
@@ -79,12 +76,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """
-    Endpoint, time, client machine and versions of a run.
-
-    Attributes:
-        caveats: what a reader of any figure has to know, in a few words each.
-    """
+    """Endpoint, time, client and versions of a run; *caveats* stand beside its figures."""
 
     host: str
     model: str
@@ -105,13 +97,9 @@ class Verdict:
 
     Attributes:
         verdict: a key of `VERDICTS`.
-        reasons: the reasons, in sentences.
-        slo: the measurement of each limit.
         latency: by metric, over answered requests of the window; failures are in `outcomes`
             and in `slo`, never in these.
         outcomes: number of requests of the window by outcome, `not_sent` among them.
-        window: the part of the run that counts.
-        notes: remarks that a reader of the numbers needs.
     """
 
     schema_version: int
@@ -156,8 +144,7 @@ def conclude(
     Judge *run*, once for all who report of it.
 
     Args:
-        run: as its folder contains it.
-        tolerance: by metric, the largest error of the predicted mean that counts as correct.
+        tolerance: largest error, by metric, of a predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         resimulation: the prediction for the run's own requests; `None`: the plan's own is compared.
     """
@@ -232,7 +219,6 @@ def num_undecided(run: Run, window: MeasurementWindow) -> int:
 
 
 def _simulated_tokens(run: Run, sample: Sample) -> int:
-    """Return the length with which an answer was simulated."""
     told = sample.output_tokens if run.job.plain and sample.ok else None
     return told or sample.asked_output_tokens
 
@@ -377,8 +363,6 @@ def pool_loads(
 
 
 def _mean_concurrent(times: Sequence[Times], window: Window) -> dict[str, float]:
-    """Return the number of requests in each pool, averaged over the window."""
-
     def inside_s(at: Times, start: int, end: int) -> float:
         return max(0.0, min(at[end], window.end_s) - max(at[start], window.start_s))
 
