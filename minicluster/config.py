@@ -36,14 +36,7 @@ its default holds.
 
 
 def parse(cls: type[T], raw: object, *, place: str) -> T:
-    """
-    Turn parsed TOML or JSON into a spec.
-
-    Args:
-        cls: a spec, or any dataclass of specs.
-
-    Raises InputError: the first thing wrong, with its place, value and expectation.
-    """
+    """Turn parsed TOML or JSON into a dataclass of specs; InputError: the first thing wrong."""
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
         text = json.dumps(raw, allow_nan=False, default=str)
@@ -110,11 +103,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, expectation: str) -> object:
-    """
-    Read a JSON file.
-
-    Raises InputError: no such file, or no JSON; *expectation* is what the file should be.
-    """
+    """Read a JSON file, which should be the *expectation*, or refuse it."""
     text = read_text(path, expectation)
     try:
         return json.loads(text)
@@ -124,13 +113,10 @@ def read_json(path: Path, expectation: str) -> object:
 
 def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False) -> tuple[T, ...]:
     """
-    Read a file of JSON lines, each of them a *cls*.
+    Read a file of JSON lines, each of them a *cls*, or refuse the first that is none.
 
     Args:
-        expectation: what the file should be.
         torn: whether a last line without its end is left out: its writer was killed.
-
-    Raises InputError: no such file, or the first line that is no *cls*, by its number.
     """
     *lines, last = read_text(path, expectation).split("\n")
     lines += [last] if last and not torn else []
@@ -141,10 +127,9 @@ def parse_scenario(
     raw: dict[str, Any], overrides: Overrides = (), *, place: str, take_trace: TakeTrace
 ) -> ScenarioSpec:
     """
-    Turn a parsed scenario into a spec.
+    Turn a parsed scenario, which the overrides change, into a spec.
 
     Args:
-        raw: what `read_toml` gave; changed by the overrides.
         overrides: see `Overrides`; one of a rate takes the place of users, and the other way round;
             one of lengths that of a trace, and the other way round.
         take_trace: writes rate and lengths of a trace into the table of a load.
@@ -183,7 +168,6 @@ LENGTH_KEYS = ("trace", "lengths", "input_tokens", "output_tokens")
 
 
 def _trace_of(raw: Mapping[str, Any]) -> object:
-    """Return the trace that a scenario names; `None`: none."""
     workload = raw.get("workload")
     return workload.get("trace") if isinstance(workload, dict) else None
 
@@ -261,7 +245,6 @@ def _at_least(value: object, least: float) -> bool:
 def _sum_rates(
     workload: dict[str, Any], classes: list[dict[str, Any]], given: set[str], *, place: str
 ) -> None:
-    """Write the rate of all classes; scale theirs to a rate that an override gives."""
     rates = [each.get("requests_per_s") for each in classes]
     known = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
     total, asked = sum(known), workload.get("requests_per_s")
@@ -316,7 +299,6 @@ def overridden(raw: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
 
 
 def _inner(table: Any, name: str) -> Any:  # noqa: ANN401  (parsed TOML)
-    """Return a table inside another, made where there is none, or a class of a list by its name."""
     if isinstance(table, dict):
         return table.setdefault(name, {})
     known = table if isinstance(table, list | tuple) else ()
@@ -328,7 +310,6 @@ def _pairs(overrides: Overrides) -> Iterable[tuple[str, object]]:
 
 
 def _pair(text: str) -> tuple[str, object]:
-    """Read `key=value`."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise InputError("--set", text, "key=value, for example workload.requests_per_s=20")
@@ -336,7 +317,6 @@ def _pair(text: str) -> tuple[str, object]:
 
 
 def _words(overrides: Overrides) -> Iterator[str]:
-    """Yield each override as it was given."""
     if isinstance(overrides, Mapping):
         yield from (f"{key}={written(value)}" for key, value in overrides.items())
     else:

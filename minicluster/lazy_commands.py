@@ -26,8 +26,7 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
     Args:
         package: the package of the commands' modules.
         about: what the app is for.
-        commands: what the help lists, in its order; a `Typer` in place of a function has commands
-            of its own.
+        commands: what the help lists; a `Typer` in place of a function has commands of its own.
     """
     modules = {name: where for each in commands.values() for name, (where, _) in each.items()}
 

@@ -33,14 +33,7 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """
-    One chart.
-
-    Attributes:
-        caption: what the chart shows in words; stands below it, and for it where it is not seen.
-        traces: `data` of Plotly.
-        layout: `layout` of Plotly, less what all charts of a page share (page.js).
-    """
+    """One chart: Plotly's `data` and `layout`; the *caption* stands for it where it is not seen."""
 
     title: str
     caption: str
@@ -93,15 +86,12 @@ def marks(  # noqa: PLR0913  (what marks of a chart are)
     lines: bool = False,
 ) -> Json:
     """
-    Return a mark a point.
+    Return a mark a point, as `line` does.
 
     Args:
-        colour: one of this module's.
-        hover: Plotly's `hovertemplate`: our own words, never those of a user.
         texts: what *hover* calls `%{text}`: any words; n of them, or none.
         size: diameter in pixels.
         symbol: Plotly's `marker.symbol`.
-        opacity: of the marks, 0 to 1.
         lines: whether a line joins them.
     """
     drawn = _trace("scatter", name, numbers(xs), numbers(ys), hover) | {
@@ -135,9 +125,8 @@ def heat_map(
     """
     Return a cell a value, shape (rows, columns), at the places 0, 1, ... of both axes.
 
-    Args:
-        texts: what *hover* calls `%{text}`, likewise.
-        colours: of the lowest value, of zero and of the highest; the scale is symmetric.
+    *hover* calls *texts* `%{text}`; *colours* are of the lowest value, of zero and of the highest,
+    on a symmetric scale.
     """
     most = max((abs(each) for row in values for each in row if math.isfinite(each)), default=1.0)
     scale = [[place, colour] for place, colour in zip((0, 0.5, 1), colours, strict=True)]

@@ -115,7 +115,6 @@ def _places(count: int) -> NDArray[np.int64]:
 
 
 def _corner(share: float, limit_s: float, *, top: float, unit: str, scale: float) -> Json:
-    """Draw the SLO: up to this share latencies stay below this limit."""
     return line(
         "SLO",
         [1.0, 1 - share, 1 - share],

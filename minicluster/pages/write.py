@@ -94,7 +94,6 @@ def _is_stream(path: Path) -> bool:
 
 
 def _keep_script(path: Path) -> None:
-    """Write the script; leave a file that is the same already."""
     content = plotly_script().read_text(encoding="utf-8")
     if not (path.is_file() and path.read_bytes() == content.encode()):
         write_atomically(path, content)

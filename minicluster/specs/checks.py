@@ -82,7 +82,7 @@ class Spec:
     """Table of its keys in a file, as errors name it; `{0.name}` stands for the spec's own name."""
 
     def __post_init__(self) -> None:
-        """Check all values. Raises InputError: the first that is impossible."""
+        """Check all values, or refuse the first that is impossible."""
         for name, limit in _limits(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, tuple | dict):
@@ -113,7 +113,6 @@ class Options(Spec):
 
 @cache
 def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
-    """Return the fields of a spec whose types say limits, each with its check."""
     hints = get_type_hints(cls, include_extras=True)
     found = ((name, _limit(hint)) for name, hint in hints.items())
     return tuple((name, limit) for name, limit in found if limit is not None)

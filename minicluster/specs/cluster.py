@@ -101,7 +101,6 @@ class ClusterSpec(Spec):
         )
 
     def _check_network(self) -> None:
-        """Check that tiers nest and agree with the sizes and names beside them."""
         check_tiers(self.tiers)
         inner, outer = self.tiers[0], self.tiers[-1]
         if inner.gpus != self.gpus_per_hb_domain:
@@ -121,7 +120,6 @@ class ClusterSpec(Spec):
         self._check_names({*(tier.name for tier in self.tiers), "node"})
 
     def _check_names(self, known: set[str]) -> None:
-        """Refuse names of tiers that there are not."""
         used = {"cluster.pools_meet_in": self.pools_meet_in}
         if self.fabric is not None:
             used |= {f"fabric.switches.{at.tier}": at.tier for at in self.fabric.switches}
@@ -153,7 +151,6 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
 
 
 def _implied(cluster: ClusterSpec) -> tuple[TierSpec, ...]:
-    """Return the tiers of a cluster that names none."""
     size = cluster.gpus_per_hb_domain
     domain = TierSpec(name=DOMAIN, gpus=size)
     if cluster.max_gpus <= size:

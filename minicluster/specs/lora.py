@@ -59,13 +59,7 @@ class LoraSpec(Spec):
 
 
 class Module(NamedTuple):
-    """
-    The adapters' matrices of one layer of a module on one GPU: A is r x inner, B columns x r.
-
-    Attributes:
-        parts: projections that the module packs, each with an A of its own.
-        columns: of all B together.
-    """
+    """An adapter's matrices in one layer of a module on one GPU: A is r x inner, B columns x r."""
 
     name: str
     parts: int
@@ -119,11 +113,7 @@ def popularity(adapters: int, exponent: float) -> tuple[float, ...]:
 
 
 def check_lora(lora: LoraSpec, model: ModelSpec, *, place: str) -> None:
-    """
-    Refuse adapters that vLLM or our formulas do not know for a model.
-
-    Raises InputError: a rank above the model's width, or layers that are not modelled.
-    """
+    """Refuse adapters that vLLM or our formulas do not know for a model."""
     if lora.max_lora_rank > model.hidden_size:
         raise InputError(
             f"{place}.max_lora_rank",

@@ -67,11 +67,7 @@ MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers
 
 
 def mtp_layers(config: Mapping[str, object]) -> int:
-    """
-    Return the multi-token-prediction layers of a checkpoint.
-
-    Raises InputError: the config says no number.
-    """
+    """Return the multi-token-prediction layers of a checkpoint, or refuse a config of no number."""
     keys = language_model(config)
     for key in MTP_KEYS:
         layers = keys.get(key)
@@ -123,12 +119,7 @@ USUAL_GROUP = {"int8": 128, "int4": 128, "fp4": 16}
 
 
 def weight_value_bytes(dtype: str, group: int = 0) -> float:
-    """
-    Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5).
-
-    Args:
-        group: weights that share a scale; 0: as usual for the dtype.
-    """
+    """Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5)."""
     if dtype not in SCALE_BYTES:
         return DTYPE_BYTES[dtype]
     return DTYPE_BYTES[dtype] + SCALE_BYTES[dtype] / (group or USUAL_GROUP[dtype])

@@ -203,11 +203,9 @@ class PathCoefficients(Spec):
         request_s: ingress, routing and RPC, once per request.
         request_spread_s: mean of what these take beyond `request_s`, exponentially distributed: on
             shared cores a request waits for them on its way in and out.
-        transfer_base_s: fixed part of the KV pull.
-        transfer_per_token_s: KV pull per prompt token.
+        transfer_base_s, transfer_per_token_s: fixed part of the KV pull, and per prompt token.
         uplink_per_token_s: likewise, of one GPU's share of oversubscribed uplinks; those of all
             GPUs of a pool carry pulls together. 0: as many uplinks as downlinks.
-        error_fraction: as of a step.
     """
 
     request_s: NotNegative

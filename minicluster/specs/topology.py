@@ -256,7 +256,6 @@ class Inventory:
         self._check_nesting()
 
     def _check_nesting(self) -> None:
-        """Refuse a unit whose nodes are in two units of a tier further out."""
         parents: dict[tuple[str, str, str], str] = {}
         for node in self.nodes:
             known = [(tier, node.units[tier]) for tier in self.tiers if tier in node.units]
@@ -287,8 +286,7 @@ def numbered_nodes(
     """
     Return nodes named `node-0` and so on, in units named by their numbers (`rack17`).
 
-    Args:
-        tiers: from the inside out, each with the GPUs of a unit; `None`: one unit holds all.
+    *tiers* have the GPUs of a unit, from the inside out; `None`: one unit holds all.
     """
     nodes = []
     for number in range(first, first + count):

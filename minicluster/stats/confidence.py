@@ -33,13 +33,7 @@ MAX_CORRELATION = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesignEffect:
-    """
-    The number of values of one run that carry as much information as one independent value.
-
-    Attributes:
-        estimate: at least 1.
-        freedom: degrees of freedom of the estimate; infinite if it is known exactly.
-    """
+    """The number of values that are worth one independent value, and its degrees of freedom."""
 
     estimate: float
     freedom: float

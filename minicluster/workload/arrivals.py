@@ -52,11 +52,7 @@ class Arrivals:
         return len(self.due_s)
 
     def at_rate(self, requests_per_s: float) -> Arrivals:
-        """
-        Return the same requests with their time stretched to a rate.
-
-        Raises InputError: all of them come at one time.
-        """
+        """Return the same requests at a rate, or refuse if all of them come at one time."""
         due, last = self.due_s, len(self) - 1
         if last < 1 or due[-1] == 0:
             raise InputError("rate", requests_per_s, "none: all requests come at one time")
@@ -127,13 +123,10 @@ def arrivals_of(requests: Sequence[ScheduledRequest]) -> Arrivals:
 
 class EquallyLikely(NamedTuple):
     """
-    Requests of a workload that stand for all of them, arrays of shape (n,).
+    Requests of a workload that stand for all of them, by ascending prompts, arrays of shape (n,).
 
-    Attributes:
-        input_tokens: ascending.
-        output_tokens: lengths of the class's answers: of `lengths`, that to the prompt beside it;
-            of two distributions, their order says nothing.
-        class_of: class of each, as numbered in the workload.
+    An answer of `lengths` is that to the prompt beside it; of two distributions, their order says
+    nothing. `class_of` numbers the workload's classes.
     """
 
     input_tokens: NDArray[np.float64]

@@ -113,7 +113,6 @@ def _row_quantiles(lengths: tuple[LengthRow, ...], count: int) -> FloatPair:
 
 
 def _levels(count: int) -> Floats:
-    """Return *count* levels that fill 0 to 1 evenly, from `STARTS` starts, shape (m, count)."""
     return (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
 
 
@@ -127,7 +126,6 @@ def _paired(prompts: Floats, answers: Floats, own: Floats, together: float) -> F
 
 
 def _group_means(values: Floats, weights: Floats, count: int) -> Floats:
-    """Return the means of *count* groups of equal weight, in ascending order."""
     order = np.argsort(values, kind="stable")
     reached = np.concatenate([[0.0], np.cumsum(weights[order])])
     total = np.concatenate([[0.0], np.cumsum(weights[order] * values[order])])
@@ -138,14 +136,9 @@ def _group_means(values: Floats, weights: Floats, count: int) -> Floats:
 
 def _answers_of_groups(answers: Floats, weights: Floats, levels: Floats) -> Floats:
     """
-    Return quantiles of the answers in each of n groups of rows that have equal weight.
+    Return quantiles of the answers in each of n groups of rows that have equal weight, (m, n).
 
-    Args:
-        answers: of the rows, in order of their prompts.
-        weights: of the rows, which a border between groups may cut.
-        levels: of the quantiles, shape (m, n).
-
-    Returns: Answers, shape (m, n).
+    *answers* and *weights* are of rows in order of their prompts; a border may cut a weight.
     """
     count = levels.shape[1]
     borders = np.linspace(0.0, weights.sum(), count + 1)
@@ -167,9 +160,7 @@ def independent_rows(prompts: Floats, answers: Floats, count: int) -> tuple[Leng
     """
     Return *count* rows of one request each, of lengths whose dependence is not known.
 
-    Args:
-        prompts: equally likely lengths, any number of them.
-        answers: likewise.
+    *prompts* and *answers* are equally likely lengths, any number of them.
     """
     prompts_of, answers_of = (
         np.maximum(1, np.rint(_group_means(each, np.ones(len(each)), count)))
@@ -189,8 +180,7 @@ def length_rows(prompts: Whole, answers: Whole, *, place: str) -> tuple[LengthRo
     prompt, the longest answer and the longest request are rows of their own.
 
     Args:
-        prompts: tokens of each request's prompt, shape (n,).
-        answers: tokens of its answer, shape (n,).
+        prompts, answers: tokens of each request, shape (n,).
         place: where they come from, named in errors.
 
     Raises InputError: `MOST_ROWS` rows err by more than `MOST_LOST`.

@@ -31,12 +31,10 @@ def read_records(path: Path, expectation: str) -> Iterator[tuple[str, dict[str, 
     """
     Yield the records of a file, each with file and line; those in `LISTS` of a document, too.
 
-    Args:
-        path: JSON objects, one a line, in a list, or after one another; or CSV with a header.
-        expectation: what the file should be.
+    The file holds JSON objects, one a line, in a list, or after one another; or CSV with a header.
 
-    Raises InputError: no such file, no objects, a list that is cut off, or a line of another length
-    than the header's.
+    Raises InputError: no objects, a list that is cut off, or a line of another length than the
+    header's.
     """
     text = read_text(path, expectation)
     documents = _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)

@@ -39,19 +39,17 @@ class Sample:
     One request. All times are seconds from the start of the run, on the client's monotonic clock.
 
     Attributes:
-        index: place in the schedule.
         in_window: whether its scheduled arrival lies in the measured window.
         due_s: scheduled arrival.
         send_s: when the client began to send it; later than `due_s` by the client's own lag.
         end_s: when its stream closed, or it failed.
-        asked_input_tokens, asked_output_tokens: what was sent, and asked for.
         input_tokens, output_tokens: what the server's `usage` says.
         chunk_s: arrival of each chunk that carried tokens.
         chunk_tokens: tokens in each of them; empty where the server sends no running total.
         outcome: one of `OUTCOMES`; `detail` says more of one that is not ok.
         phases_s: phases of TTFT as the server reports them, in the `Server-Timing` header and in
-            `metrics` of the stream (vLLM); empty if it reports none. Names of `minicluster.phases`;
-            those that another server uses stay as they are.
+            `metrics` of the stream (vLLM). Names of `minicluster.phases`; those that another server
+            uses stay as they are.
         cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
     """
 
@@ -155,27 +153,14 @@ def to_line(sample: Sample) -> str:
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:
-    """
-    Read samples, in the order of the schedule.
-
-    A last line without its end, left by a client that was killed, is skipped.
-
-    Raises InputError: no such file, or a line that is no sample.
-    """
+    """Read samples, in the order of the schedule; a last line without its end is skipped."""
     found = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
     return tuple(sorted(found, key=lambda sample: sample.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """
-    The verdict on a run.
-
-    Attributes:
-        verdict: `met`, `missed`, `inconclusive`, `invalid`, `failed` or `interrupted`.
-        reasons: why, in sentences.
-        start_s: scheduled arrivals count from here on, seconds after the start of the run.
-    """
+    """The verdict on a run, of whose requests those that are due from `start_s` on count."""
 
     verdict: str
     reasons: tuple[str, ...]
@@ -183,11 +168,7 @@ class RunVerdict:
 
 
 def read_run_verdict(path: Path) -> RunVerdict | None:
-    """
-    Read a verdict; `None` if there is no such file.
-
-    Raises InputError: the file holds no verdict.
-    """
+    """Read a verdict, or refuse a file that holds none; `None` if there is no such file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return RunVerdict(

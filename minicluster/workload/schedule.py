@@ -55,9 +55,5 @@ def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:
 
 
 def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
-    """
-    Read what `write_schedule` wrote; files of others are read by `minicluster.workload.traces`.
-
-    Raises InputError: no such file, or a line that is no request.
-    """
+    """Read what `write_schedule` wrote; `minicluster.workload.traces` reads files of others."""
     return read_lines(ScheduledRequest, path, "a schedule of `loadtest run`")

@@ -76,7 +76,6 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
 def _timed(
     workload: WorkloadSpec, source: RequestSource, asked: Arrivals, gaps: np.random.Generator
 ) -> Arrivals:
-    """Return the requests with their times, or with those that each one waits for."""
     count = len(asked)
     if source.users is not None:
         number = np.arange(count)
@@ -100,7 +99,6 @@ def _requests(
     outputs: np.random.Generator,
     classes: np.random.Generator,
 ) -> Arrivals:
-    """Draw the class of each request by the rates, and its lengths."""
     parts = workload.parts
     bounds = np.cumsum([part.requests_per_s for part in parts])
     class_of = np.searchsorted(bounds[:-1] / bounds[-1], classes.random(count), side="right")

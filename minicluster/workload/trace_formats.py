@@ -17,7 +17,6 @@ class Format(NamedTuple):
     A format.
 
     Attributes:
-        keys: of its records.
         time_unit: of times that are numbers, by its documentation; `None`: it says none.
         block_tokens: tokens of the blocks of `hash_ids`; `None`: it has none.
         sure: its keys alone tell it from any other, so that its unit is certain.

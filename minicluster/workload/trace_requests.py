@@ -38,14 +38,7 @@ MAX_SESSIONS = 1 << 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAs:
-    """
-    What a file was taken for.
-
-    Attributes:
-        form: format, unit of times and size of blocks.
-        left_out: number of lines, spans and requests that count nowhere, by the reason.
-        unread: keys that have no meaning here.
-    """
+    """What a file was taken for, what of it counts nowhere and why, and keys without a meaning."""
 
     form: str
     left_out: dict[str, int] = field(default_factory=dict)
@@ -68,10 +61,9 @@ class Request(NamedTuple):
 
     Attributes:
         place: file and line.
-        row: all but its time, and the content that `ids` name.
+        row: all but its time, and the content that `ids` of blocks name.
         key, at: its time, a number or a text, and the key that it stands under.
         took_s: from its arrival to `at`.
-        ids: of the blocks of its prompt.
         span: its ids, if it is one.
     """
 
@@ -96,14 +88,7 @@ Facts = defaultdict[str, list[Pair]]
 
 @dataclass(slots=True, kw_only=True)
 class RequestFile:
-    """
-    A file of requests.
-
-    Attributes:
-        format: that of the first request's keys, if it is known.
-        left_out: number of its lines, spans and requests that are none of `read`, by the reason.
-        unread: keys of requests that have no meaning here.
-    """
+    """A file of requests, and what of it was read as what; see `ReadAs`."""
 
     path: Path
     skip_images: bool
@@ -259,7 +244,6 @@ def _tokens(counts: list[Pair]) -> int:
 
 
 def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
-    """Return the ids of a span and of the one above it."""
     own = facts["span"] or facts["id"]
     if not facts["trace"] or not own:
         return None, None
@@ -309,16 +293,12 @@ def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> 
     """
     Return the positions of requests whose spans count none of their own.
 
-    Of a span and one above it with the same tokens the upper one counts: it begins when the
-    request arrived. A span above several, with the sum of their tokens, is no request.
+    Of a span and one above it (*parents*) with the same tokens the upper one counts: it begins when
+    the request arrived. A span above several, with the sum of their tokens, is no request.
 
-    Args:
-        requests: those without a span count.
-        parents: the span above each span of the file, requests or not.
-
-    Raises InputError: tokens of a span are neither those of the one below it nor the sum of
-    several, two spans of one id have different ones, or two of a trace have the same and a span
-    above one of them is not in the file.
+    Raises InputError: tokens of a span are neither those of the one below nor the sum of several,
+    two spans of one id have different ones, or two of a trace have the same and a span above one of
+    them is not in the file.
     """
     at_of: dict[Key, int] = {}
     again: set[int] = set()

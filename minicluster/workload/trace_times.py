@@ -73,9 +73,7 @@ def clock_of(
     """
     Return how a file counts time: as the option, its keys, the calendar, or format and rate say.
 
-    Args:
-        option: unit that the user gives.
-        fits_blocks: whether ids of blocks are those of the format; `None`: there are none.
+    *fits_blocks* says whether ids of blocks are those of the format; `None`: there are none.
 
     Raises InputError: times that can be read in two ways, which it names.
     """

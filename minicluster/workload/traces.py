@@ -51,9 +51,9 @@ def read_trace(
         reading: what decides in place of the file.
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
 
-    Raises InputError: no such file, another format, nothing in it, times of no certain unit, or a
-    request that is malformed, goes back in time, has a length of 0, images, several answers or ids
-    that do not fit its tokens, or waits for another; the message names file and line.
+    Raises InputError: no requests, times of no certain unit, or a request that is malformed, goes
+    back in time, has a length of 0, images, several answers or ids that do not fit its tokens, or
+    waits for another; the message names file and line.
     """
     file = RequestFile(path=path, skip_images=reading.skip_images)
     requests = file.read()
@@ -87,7 +87,6 @@ def read_trace(
 
 
 def _check(rows: Sequence[tuple[float, Request]]) -> None:
-    """Refuse times that go back, and lengths that no request has."""
     before = rows[0][0]
     for due_s, request in rows:
         if due_s < before:

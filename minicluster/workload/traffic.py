@@ -58,13 +58,10 @@ class Traffic:
     What a file says of a load.
 
     Attributes:
-        requests: counted; 0: unknown.
-        file: what it was taken for, and what is in no figure.
-        lengths: rows of prompt tokens, answer tokens and number of requests
-            (`WorkloadSpec.lengths`).
+        requests: number of them; 0: unknown.
+        lengths: rows as in `WorkloadSpec.lengths`.
         paired: whether prompts and answers are known together.
         span_s: from the first arrival to the last, holes left out; `None`: not in the file.
-        mean_per_s: requests per second over the span.
         busiest_per_s: the highest rate of a window of `WINDOW_S`.
         gap_cv: coefficient of variation of the gaps; 1 of Poisson arrivals.
         holes: begin and seconds of gaps that no even traffic has.
