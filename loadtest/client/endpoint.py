@@ -8,9 +8,8 @@ import os
 import re
 import ssl
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from loadtest.client.stream import CompletionStream, StreamError, check_encoding, error_message
 from minicluster.errors import InputError, TargetFailed
@@ -18,8 +17,6 @@ from minicluster.http_client.authorization import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from email.message import Message
-    from typing import IO
 
 
 VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
@@ -27,6 +24,7 @@ VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 
 DENIED = (401, 403)
 REDIRECTS = range(300, 400)
+MOST_REDIRECTS = 10
 ENGINE = "X-Minicluster-Engine"
 """Header of every answer of simulated engines."""
 
@@ -62,55 +60,6 @@ class ReplyAfterInterim(http.client.HTTPResponse):
             if not http.HTTPStatus.CONTINUE < status < http.HTTPStatus.OK:
                 return version, status, reason  # 100 is left to the library
             http.client.parse_headers(self.fp)
-
-
-class Connection(http.client.HTTPConnection):
-    """A connection whose responses are `ReplyAfterInterim`."""
-
-    response_class = ReplyAfterInterim
-
-
-class TlsConnection(http.client.HTTPSConnection):
-    """The same over TLS."""
-
-    response_class = ReplyAfterInterim
-
-
-class Plain(urllib.request.HTTPHandler):
-    """Opens `Connection`."""
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Send *request*."""
-        return self.do_open(Connection, request)
-
-
-class Tls(urllib.request.HTTPSHandler):
-    """Opens `TlsConnection` with *context*."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self._checked = context
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Send *request*."""
-        return self.do_open(TlsConnection, request, context=self._checked)
-
-
-class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect of a query, but not of a request with a body, as under the load."""
-
-    def redirect_request(  # noqa: D102  (the library's own)
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        if req.data is not None:
-            return None
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> dict[str, str]:
@@ -195,26 +144,42 @@ def ask(
         OSError: no answer.
         http.client.HTTPException: the answer is no HTTP.
     """
-    request = urllib.request.Request(url, body)  # noqa: S310  (an http address)
+    headers = authorization(os.environ, insecure=insecure)
     if body is not None:
-        request.add_header("content-type", "application/json")
-    for name, value in authorization(os.environ, insecure=insecure).items():
-        request.add_unredirected_header(name, value)  # a redirect must not get the key
-    # No proxy from the environment: the load does not go through one either.
-    secure = request.type == "https"
-    kind = Tls(client_context(ssl.SSLContext, insecure=insecure)) if secure else Plain()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), Redirects(), kind)
-    try:
-        answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _status_error(url, error, expected) from None
+        headers["content-type"] = "application/json"
+    for _ in range(MOST_REDIRECTS):
+        answer = _answer(url, body, headers, wait_s=wait_s, insecure=insecure)
+        where = answer.headers.get("location")
+        # A request with a body is not sent elsewhere, as none is under the load.
+        if body is not None or not where or answer.status not in REDIRECTS:
+            break
+        answer.close()
+        url, headers = urljoin(url, where), {}  # a redirect must not get the key
+    if answer.status != http.HTTPStatus.OK:
+        with answer:
+            raise _status_error(url, answer, expected)
     return answer
 
 
-def _status_error(url: str, error: urllib.error.HTTPError, expected: str) -> StatusError:
+def _answer(
+    url: str, body: bytes | None, headers: dict[str, str], *, wait_s: float, insecure: bool
+) -> http.client.HTTPResponse:
+    """Send one request; no proxy is asked, because none is by the load either."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=wait_s)
+    if parts.scheme == "https":
+        context = client_context(ssl.SSLContext, insecure=insecure)
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=wait_s, context=context)
+    connection.response_class = ReplyAfterInterim
+    target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    headers = {**headers, "connection": "close"}
+    connection.request("GET" if body is None else "POST", target, body, headers)
+    return connection.getresponse()
+
+
+def _status_error(url: str, answer: http.client.HTTPResponse, expected: str) -> StatusError:
     try:
-        body = error.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
+        body = answer.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
         body = ""
     try:
@@ -222,11 +187,11 @@ def _status_error(url: str, error: urllib.error.HTTPError, expected: str) -> Sta
     except (RecursionError, ValueError):
         said = body
     said = " ".join(said.split())[:SHOWN_CHARACTERS]
-    where = error.headers.get("location")
-    shown = f" to {where[:SHOWN_CHARACTERS]}" if where and error.code in REDIRECTS else ""
+    where = answer.headers.get("location")
+    shown = f" to {where[:SHOWN_CHARACTERS]}" if where and answer.status in REDIRECTS else ""
     shown += f": {said}" if said else ""
-    text = f"{url} answers {error.code}{shown}; expected {expected}{auth_hint(error.code)}"
-    return StatusError(text, status=error.code, said=said, body=body)
+    text = f"{url} answers {answer.status}{shown}; expected {expected}{auth_hint(answer.status)}"
+    return StatusError(text, status=answer.status, said=said, body=body)
 
 
 def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...], float | None]:
@@ -246,14 +211,13 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...]
         models = tuple(str(model["id"]) for model in listed["data"])
         return models, None if slowed is None else float(slowed[1])
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
+        if isinstance(error, ssl.SSLCertVerificationError):
             raise TargetFailed(
-                f"the certificate of {host} is not valid ({reason.verify_message}); "
+                f"the certificate of {host} is not valid ({error.verify_message}); "
                 "SSL_CERT_FILE=FILE trusts your own, --insecure accepts any and sends no key"
             ) from None
         raise TargetFailed(
-            f"nothing answers at {host} ({reason}); start an endpoint with "
+            f"nothing answers at {host} ({error}); start an endpoint with "
             "`serving up plan.json`, or name another one with --host"
         ) from None
     except (KeyError, RecursionError, TypeError, ValueError):

@@ -139,44 +139,10 @@ READ = {
     "LangSmith": (nested("id", "parent_run_id", None), 0.5, "dates"),
     "Datadog's zero above": (nested("span_id", "parent_id", "0"), 0.5, "dates"),
     "seconds of no unit": (logged([0, 1, 2]), 1.0, "seconds, the only unit in which the rate"),
-    "nginx's request_time": (
-        lines(
-            *(
-                {
-                    "request_time": 0.5 + n,
-                    "time": DATES[n],
-                    "prompt_tokens": 500,
-                    "output_tokens": 60,
-                }
-                for n in range(3)
-            )
-        ),
-        1.0,
-        "dates",
-    ),
-    "a duration beside a date": (
-        lines(
-            *(
-                {"start": 0.5 + n, "time": DATES[n], "prompt_tokens": 500, "output_tokens": 60}
-                for n in range(3)
-            )
-        ),
-        1.0,
-        "dates",
-    ),
+    "nginx's request_time": (logged(DATES[:3], request_time=0.5), 1.0, "dates"),
     "the endpoint's log": (
-        lines(
-            *(
-                {
-                    "time": DATES[2 * n],
-                    "seconds": float(n),
-                    "status": 200,
-                    "request_id": "own",
-                    "prompt_tokens": 500,
-                    "output_tokens": 60,
-                }
-                for n in range(3)
-            )
+        "".join(
+            logged([DATES[2 * n]], seconds=float(n), status=200, request_id="own") for n in range(3)
         ),
         1.0,
         "the endpoint's access log: dates",
@@ -196,21 +162,14 @@ READ = {
         0.5,
         "blocks of 512",
     ),
-    "milliseconds since 1970": (
-        logged([(EPOCH_S + n) * 1000 for n in range(3)]),
-        1.0,
-        "milliseconds since",
-    ),
-    "microseconds since 1970": (
-        logged([(EPOCH_S + n) * 10**6 for n in range(3)]),
-        1.0,
-        "microseconds",
-    ),
-    "nanoseconds since 1970": (
-        logged([(EPOCH_S + n) * 10**9 for n in range(3)]),
-        1.0,
-        "nanoseconds",
-    ),
+    **{
+        f"{unit}seconds since 1970": (
+            logged([(EPOCH_S + n) * per_s for n in range(3)]),
+            1.0,
+            f"{unit}seconds since",
+        )
+        for unit, per_s in (("milli", 10**3), ("micro", 10**6), ("nano", 10**9))
+    },
     "seconds since 1970": (logged([EPOCH_S + n for n in range(3)], key="ts"), 1.0, "seconds since"),
     "a number as text": (
         logged([str(EPOCH_S * 1000 + 2000 * n) for n in range(3)]),
@@ -299,7 +258,7 @@ READ = {
         lines(
             *(
                 {
-                    "start_time": f"2026-01-01T00:00:0{n}Z",
+                    "start_time": DATES[n],
                     "attributes": {"llm": {"token_count": {"prompt": 500, "completion": 60}}},
                 }
                 for n in range(3)
@@ -378,16 +337,7 @@ REFUSED = {
     "a day of LiteLLM": (logged(DATES[:1], api_requests=9), "api_requests is 9"),
     "two choices": (logged(DATES[:1], choices=[{"index": 0}, {"index": 1}]), "choices is"),
     "Gemini's thoughts": (
-        lines(
-            {
-                "timestamp": DATES[0],
-                "usageMetadata": {
-                    "promptTokenCount": 5,
-                    "candidatesTokenCount": 6,
-                    "thoughtsTokenCount": 900,
-                },
-            }
-        ),
+        logged(DATES[:1], usageMetadata={"thoughtsTokenCount": 900}),
         "thoughtsTokenCount is 900",
     ),
     "Gemini's modalities": (
@@ -451,14 +401,7 @@ REFUSED = {
         ":2: request_id is 'r'",
     ),
     "two tokenizers": (
-        lines(
-            {
-                "created_at": "2026-01-01T00:00:00Z",
-                "tokens_prompt": 5,
-                "native_tokens_prompt": 6,
-                "tokens_completion": 1,
-            }
-        ),
+        logged(DATES[:1], native_tokens_prompt=6),
         "native_tokens_prompt says, which is 6",
     ),
     "spans of other tokens above one": (
