@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-SURPLUS = "cells beyond the last column"
-"""Column of a table under which these are."""
+SURPLUS = "cells beyond the last column"  # column of a table under which these are
 
 
 def read_text(path: Path, expectation: str) -> str:

@@ -55,8 +55,7 @@ class RoutingPolicy:
     by_prefix: bool
 
 
-POLICIES: dict[str, RoutingPolicy] = {}
-"""Every policy by its name in scenarios and plans."""
+POLICIES: dict[str, RoutingPolicy] = {}  # every policy by its name in scenarios and plans
 
 
 def routing_policy(

@@ -28,8 +28,7 @@ DEFAULT_REQUESTS = ", ".join(
     f"{percentile}: {default_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
 DEFAULT_LEVELS = "1,50,200@0.04,200"
-VOCAB_SIZE = 1000
-"""Default vocabulary: every model has that many plain token ids."""
+VOCAB_SIZE = 1000  # default vocabulary: every model has that many plain token ids
 
 APIS = ("completions", "chat")
 SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are the plan's"

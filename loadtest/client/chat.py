@@ -14,8 +14,7 @@ from minicluster.errors import InputError, TargetFailed
 from minicluster.http_client.sse import EventTooLongError
 
 PATH = "/v1/chat/completions"
-ANSWER_S = 60.0
-"""Time limit of one trial chat: its model may be compiled first."""
+ANSWER_S = 60.0  # time limit of one trial chat: its model may be compiled first
 
 TRIAL_TOKENS = 16
 """Length of the answers to them: endpoints of reasoning models refuse shorter ones."""

@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 
     from loadtest.run.job import Job
 
-LEAD_IN_S = 0.3
-"""Time between the start signal and the start: the signal has to reach every worker."""
-
-REPORT_S = 0.5
-"""Interval of the workers' reports; Locust gives up a worker that is silent for 5 s."""
+LEAD_IN_S = 0.3  # time between the start signal and the start: the signal has to reach every worker
+REPORT_S = 0.5  # interval of the workers' reports; Locust gives up a worker that is silent for 5 s
 
 
 class WorkerProcess:

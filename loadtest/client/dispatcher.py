@@ -34,14 +34,9 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.005
 """Interval of the timer whose lateness is measured: a quarter of a fast token interval."""
 
-TIMER_GRAIN_S = 0.001
-"""Resolution of the event loop's timers (libev)."""
-
-MAX_POLLING_FRACTION = 0.1
-"""Largest fraction of the run that may be spent polling for a due time."""
-
-FIRST_CONNECTION_S = 1.0
-"""Time limit of the connection that is opened before the run."""
+TIMER_GRAIN_S = 0.001  # resolution of the event loop's timers (libev)
+MAX_POLLING_FRACTION = 0.1  # largest fraction of the run that may be spent polling for a due time
+FIRST_CONNECTION_S = 1.0  # time limit of the connection that is opened before the run
 
 DEAD_AFTER_REQUESTS = 5
 """Consecutive requests without any sign of the target, after which it counts as dead."""

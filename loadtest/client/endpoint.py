@@ -25,15 +25,13 @@ VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 DENIED = (401, 403)
 REDIRECTS = range(300, 400)
 MOST_REDIRECTS = 10
-ENGINE = "X-Minicluster-Engine"
-"""Header of every answer of simulated engines."""
+ENGINE = "X-Minicluster-Engine"  # header of every answer of simulated engines
 
 SLOWDOWN = re.compile(r"simulated; slowdown=([0-9.]+(?:e[+-]?[0-9]+)?)")
 
 ANSWER_S = 10.0
 MAX_ERROR_BYTES = 65536
-SHOWN_CHARACTERS = 400
-"""Most characters of an endpoint's own reason in a message."""
+SHOWN_CHARACTERS = 400  # most characters of an endpoint's own reason in a message
 
 
 class StatusError(TargetFailed):

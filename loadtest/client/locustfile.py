@@ -38,14 +38,9 @@ from minicluster.errors import Exit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PRIORITY = -10
-"""Niceness where permitted: on the engines' machine a late client stamps tokens late."""
-
-POLL_S = 0.2
-"""Interval of the checks for lost processes."""
-
-QUIT_S = 5.0
-"""Time that a worker has to leave before it is killed."""
+PRIORITY = -10  # niceness where permitted: on the engines' machine a late client stamps tokens late
+POLL_S = 0.2  # interval of the checks for lost processes
+QUIT_S = 5.0  # time that a worker has to leave before it is killed
 
 FOLDER = Path(os.environ["LOADTEST_DIR"])
 PARENT = int(os.environ.get("LOADTEST_PARENT", os.getppid()))

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
 OK = 200
 REDIRECTS = range(300, 400)
-SHED = (429, 503)
-"""Statuses of an endpoint that sheds load."""
-
-CLOSING_S = 1.0
-"""Time that a stream has to end after its last event; the connection is reused then."""
+SHED = (429, 503)  # statuses of an endpoint that sheds load
+CLOSING_S = 1.0  # time that a stream has to end after its last event; the connection is reused then
 
 BLOCK_BYTES = 65536
 SHORTEST_S = 1e-6

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 TRIAL_TOKENS = 16
 """Longest answer of the trial: its parameters are those of the load, and it is soon over."""
 
-INVALID = (400, 422)
-"""Statuses of a request that the endpoint does not understand."""
-
-PASSING = (408, 425, 429)
-"""Statuses below 500 that say nothing of the next request."""
+INVALID = (400, 422)  # statuses of a request that the endpoint does not understand
+PASSING = (408, 425, 429)  # statuses below 500 that say nothing of the next request
 
 SERVER_ERRORS = 500
 UNKNOWN = ("support", "recogni", "unknown", "unexpected", "extra", "permitted", "allowed")

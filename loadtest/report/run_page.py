@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from loadtest.verdict.slo import SloResult
     from minicluster.plan import Plan
 
-MOST_ERRORS = 8
-"""Number of kinds of errors listed."""
-MOST_DETAIL = 160
-"""Characters shown of the endpoint's text of an error."""
+MOST_ERRORS = 8  # number of kinds of errors listed
+MOST_DETAIL = 160  # characters shown of the endpoint's text of an error
 
 DEFINITIONS = (
     "TTFT: scheduled arrival to first content chunk. TPOT: (last - first chunk) / (tokens after the"

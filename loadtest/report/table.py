@@ -35,8 +35,7 @@ CLIENT_HEADS = (
     *("ITL\np99 ms", "TPOT\np99 ms", "CPU\n%", "fit"),
 )
 """Column heads of the client's own error, narrow enough for a terminal of 80 columns."""
-WORDS = {"", "fit"}
-"""Heads of columns of words; all others hold numbers."""
+WORDS = {"", "fit"}  # heads of columns of words; all others hold numbers
 
 HEADLINES = {
     "met": ("SLO MET", "bold green"),

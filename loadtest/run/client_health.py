@@ -30,14 +30,9 @@ An error of 5 % is below what other noise does to a tail latency."""
 MAX_LAG_P90_S = 0.010
 """Largest p90 of the timer's lateness: beyond it the event loop always has work waiting."""
 
-STALL_S = 0.5
-"""A timer this late means a stalled process: suspended, swapped out, or overloaded."""
-
-MAX_STALLED_FRACTION = 0.01
-"""Largest fraction of a run for which a client process may be stalled."""
-
-LOST_WORKER = "short of a worker"
-"""`Client.stop` of a run that lost one of its processes."""
+STALL_S = 0.5  # a timer this late means a stalled process: suspended, swapped out, or overloaded
+MAX_STALLED_FRACTION = 0.01  # largest fraction of a run for which a client process may be stalled
+LOST_WORKER = "short of a worker"  # `Client.stop` of a run that lost one of its processes
 
 KILLED = "killed"
 """`Client.stop` until the end of the run, and so of a client that could not write any other."""

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from minicluster.workload.schedule import ScheduledRequest
 
-SCHEMA_VERSION = 1
-"""Version of `run.json`."""
+SCHEMA_VERSION = 1  # version of `run.json`
 
 MIN_WARMUP_S = 5.0
 """Shortest default warm-up: connections, first compilations and CPU clocks take seconds."""

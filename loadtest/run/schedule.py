@@ -121,8 +121,7 @@ def _continuation(stages: Sequence[RateStage]) -> RateStage:
 MAX_REQUESTS = 1_000_000
 """Largest number of requests of a run: one process keeps schedule and answers in memory."""
 
-WARMUP_ROUNDS = 3
-"""Requests of each user of a closed loop before those that count."""
+WARMUP_ROUNDS = 3  # requests of each user of a closed loop before those that count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

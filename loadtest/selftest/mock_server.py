@@ -20,8 +20,7 @@ from typing import Any, TextIO
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
 from minicluster.http_client.sse import DONE
 
-FLOOD_BYTES = 1 << 20
-"""Size of the output buffer that `MockConfig.flood` keeps full."""
+FLOOD_BYTES = 1 << 20  # size of the output buffer that `MockConfig.flood` keeps full
 
 DEFAULT_OUTPUT_TOKENS = 16
 TRILLION = 10**12

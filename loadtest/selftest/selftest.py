@@ -30,14 +30,9 @@ if TYPE_CHECKING:
 TTFT_S = 0.2
 OUTPUT_TOKENS = 50
 WARMUP_S = 2.0
-GROWTH = 1.5
-"""Ratio of consecutive numbers of streams in the search for the capacity."""
-
-MIN_REQUESTS = 20
-"""Least number of requests at each level, so that a p99 is not a single outlier's."""
-
-MAX_STREAMS = 5000
-"""Largest number of streams of the search: one process is saturated long before."""
+GROWTH = 1.5  # ratio of consecutive numbers of streams in the search for the capacity
+MIN_REQUESTS = 20  # least number of requests at each level, so that a p99 is not a single outlier's
+MAX_STREAMS = 5000  # largest number of streams of the search: one process is saturated long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATE = "search.json"
-EXTENSION = 2.0
-"""Factor by which an undecided probe without an estimate of its own is extended."""
-
-MAX_EXTENSION = 4.0
-"""Largest factor of one extension: the estimate of a short run is uncertain."""
+EXTENSION = 2.0  # factor by which an undecided probe without an estimate of its own is extended
+MAX_EXTENSION = 4.0  # largest factor of one extension: the estimate of a short run is uncertain
 
 GROWTH = 1.25
 """Ratio of consecutive rates while all probes hold or all miss: three steps double the rate."""

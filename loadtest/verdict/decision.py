@@ -76,8 +76,7 @@ MAX_NOT_SENT_FRACTION = 0.01
 MAX_CACHED_FRACTION = 0.05
 """Largest fraction of prompt tokens from the prefix cache beyond what the workload shares."""
 
-MAX_EXTENSION_MINUTES = 24 * 60
-"""Longest extension of a run that a message suggests."""
+MAX_EXTENSION_MINUTES = 24 * 60  # longest extension of a run that a message suggests
 
 
 def decide(

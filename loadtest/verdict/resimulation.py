@@ -19,8 +19,7 @@ from minicluster.workload.schedule import ScheduledRequest, write_schedule
 if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
-TIME_LIMIT_S = 600.0
-"""Time limit of one simulation; the longest in the tests takes ten seconds."""
+TIME_LIMIT_S = 600.0  # time limit of one simulation; the longest in the tests takes ten seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,11 +37,8 @@ VERDICTS = {
     "interrupted": Exit.INTERRUPTED,
 }
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
-HOLDS = {"met": True, "missed": False}
-"""The SLO held or not, by verdict; other verdicts do not say."""
-
-Times = tuple[float, float, float]
-"""Of one request: when it comes, its first token and its end."""
+HOLDS = {"met": True, "missed": False}  # the SLO held or not, by verdict; other verdicts do not say
+Times = tuple[float, float, float]  # of one request: when it comes, its first token and its end
 
 STAYS = {"prefill": (0, 1), "decode": (1, 2), "mixed": (0, 2)}
 """The two of `Times` between which a request is in a pool."""
@@ -49,8 +46,7 @@ STAYS = {"prefill": (0, 1), "decode": (1, 2), "mixed": (0, 2)}
 MIN_STALL_S = 1.0
 """Least TTFT of a suspected stall; a shorter one is ordinary queueing on any endpoint."""
 
-MEDIANS = 5.0
-"""Least TTFT of a suspected stall, as a multiple of the median."""
+MEDIANS = 5.0  # least TTFT of a suspected stall, as a multiple of the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

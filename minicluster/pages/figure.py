@@ -21,14 +21,11 @@ BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT, PALE, INK = (
     for name in ("blue", "green", "orange", "purple", "red", "amber", "soft", "line", "ink")
 )
 """Colours of the style sheet (page.css); page.js looks them up, for light and dark screens."""
-POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}
-"""Colours of pools, by role."""
+POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}  # colours of pools, by role
 SERIES_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 """Colours of series that have no meaning of their own, in their order."""
-MAX_MARKS = 1_500
-"""Marks of one trace at most: a browser draws each as an element of its own."""
-DIGITS = 6
-"""Significant digits of numbers in a page: more than a chart can show."""
+MAX_MARKS = 1_500  # marks of one trace at most: a browser draws each as an element of its own
+DIGITS = 6  # significant digits of numbers in a page: more than a chart can show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,8 @@ TAIL_TICKS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 """Shares that an axis names; 95 % has no room beside 90 %."""
 IN_SECONDS_S = 10.0
 """An axis that reaches this value is in seconds: 45 s reads better than 45,000 ms."""
-BODY, TAIL = 400, 300
-"""Points drawn of one curve: of all its values, and of the slowest hundredth."""
-HEADROOM = 1.05
-"""How far an axis goes beyond the largest value, so that its mark is whole."""
+BODY, TAIL = 400, 300  # points drawn of one curve: of all its values, and of the slowest hundredth
+HEADROOM = 1.05  # how far an axis goes beyond the largest value, so that its mark is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

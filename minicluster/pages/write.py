@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
     from minicluster.pages.page import Page, Section, Tile
 
-SCRIPT = "plotly.min.js"
-"""Name of the file that draws the charts; all pages of a folder share it."""
-STDOUT = 1
-"""File descriptor of the standard output."""
+SCRIPT = "plotly.min.js"  # name of the file that draws the charts; all pages of a folder share it
+STDOUT = 1  # file descriptor of the standard output
 HERE = Path(__file__).parent
 
 

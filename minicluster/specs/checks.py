@@ -62,10 +62,8 @@ Positive = Annotated[float, positive]
 NotNegative = Annotated[float, not_negative]
 Fraction = Annotated[float, fraction]
 AtLeastOne = Annotated[float, at_least_one]
-Count = Annotated[int, positive]
-"""A whole number, 1 or more."""
-Whole = Annotated[int, not_negative]
-"""A whole number, 0 or more."""
+Count = Annotated[int, positive]  # A whole number, 1 or more
+Whole = Annotated[int, not_negative]  # A whole number, 0 or more
 
 
 class Spec:

@@ -127,8 +127,7 @@ class CollectiveTable(Spec):
                 raise InputError(name, list(values), "ascending numbers")
 
 
-Tables = dict[str, CollectiveTable]
-"""Tables by number of GPUs of the group ("2", "4", "8")."""
+Tables = dict[str, CollectiveTable]  # tables by number of GPUs of the group ("2", "4", "8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.efficiency import GpuEfficiency
 
-BUS_SIZES = 3
-"""Bus bandwidths of a protocol: in one HB domain, two, more."""
+BUS_SIZES = 3  # bus bandwidths of a protocol: in one HB domain, two, more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ MODULES = (*ATTENTION_MODULES, "gate_up_proj", "down_proj")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM 0.29.0 takes as `max_lora_rank` (config/lora.py)."""
 
-DEFAULT_RANK = 16
-"""vLLM's."""
+DEFAULT_RANK = 16  # vLLM's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,8 @@ from minicluster.stats.shares import LEVELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-PERCENTILES = ("mean", *LEVELS)
-"""Statistics that are predicted, measured and reported everywhere."""
-
-METRICS = ("ttft", "tpot", "itl", "e2e")
-"""Latencies that may have a limit."""
+PERCENTILES = ("mean", *LEVELS)  # statistics that are predicted, measured and reported everywhere
+METRICS = ("ttft", "tpot", "itl", "e2e")  # latencies that may have a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

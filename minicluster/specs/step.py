@@ -178,8 +178,7 @@ class StepTable(Spec):
         )
 
 
-StepSpec = StepTable | StepCoefficients
-"""What a plan carries of the steps of a pool."""
+StepSpec = StepTable | StepCoefficients  # what a plan carries of the steps of a pool
 
 
 def _place(grid: Sequence[float], value: float) -> tuple[int, float]:

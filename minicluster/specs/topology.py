@@ -116,8 +116,7 @@ class Tier:
         return self.bytes_per_s * self.efficiency_fraction / shared
 
 
-DOMAIN, NETWORK = "hb", "network"
-"""Names of the tiers of a cluster that names none."""
+DOMAIN, NETWORK = "hb", "network"  # names of the tiers of a cluster that names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +204,7 @@ def check_tiers(tiers: tuple[TierSpec, ...]) -> None:
         raise InputError(where, tiers[0].oversubscription, expected)
 
 
-NUMBERED = re.compile(r"node-(\d+)")
-"""Names of nodes in a cluster that lists none."""
+NUMBERED = re.compile(r"node-(\d+)")  # names of nodes in a cluster that lists none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,14 +71,9 @@ LengthRow = tuple[int, int, int]
 OF_A_CLASS = ("input_tokens", "output_tokens", "lengths", "prefix_tokens", "users", "think_s")
 """Keys beside its rate that a load has without classes, and each class where there are some."""
 
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-"""Names of classes: they stand in names of files."""
-
-MOST_TOKENS = 100_000_000
-"""Most tokens of a prompt or an answer; more are a slip."""
-
-MOST_ROWS = 4_096
-"""Most rows of `lengths`: a plan holds them, and every page of it."""
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")  # names of classes: they stand in names of files
+MOST_TOKENS = 100_000_000  # most tokens of a prompt or an answer; more are a slip
+MOST_ROWS = 4_096  # most rows of `lengths`: a plan holds them, and every page of it
 
 LEAST_CLASS_FRACTION = 0.02
 """Least share of the requests that a class may have: one simulation of them all has too few of a

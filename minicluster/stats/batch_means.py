@@ -13,14 +13,9 @@ from minicluster.stats.student_t import student
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CONFIDENCE = 0.90
-"""Confidence of every interval, both sides together."""
-
-BATCHES = 32
-"""Stretches of a run whose means vary like independent ones; a short run has fewer."""
-
-FEWEST = 40
-"""Values below which there is no interval."""
+CONFIDENCE = 0.90  # confidence of every interval, both sides together
+BATCHES = 32  # stretches of a run whose means vary like independent ones; a short run has fewer
+FEWEST = 40  # values below which there is no interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 BLOCKS = 20
 """Number of blocks of a run; a block is resampled as a whole, with the dependence inside."""
 
-RESAMPLES = 400
-"""Resamples for a 95 % interval."""
-
-MANY_RESAMPLES = 2000
-"""Resamples for p-values of several tests that share the 5 %."""
+RESAMPLES = 400  # resamples for a 95 % interval
+MANY_RESAMPLES = 2000  # resamples for p-values of several tests that share the 5 %
 
 SEED = 0
 MOST_VALUES = 20_000

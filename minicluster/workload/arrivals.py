@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from minicluster.specs.workload import WorkloadSpec
 
 
-CONTENT_TOKENS = 512
-"""Tokens of a content block with an id, as in the published Mooncake traces."""
+CONTENT_TOKENS = 512  # tokens of a content block with an id, as in the published Mooncake traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

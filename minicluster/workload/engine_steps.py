@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-ENGINE_STEPS = "engine-steps.json"
-"""File of a run folder."""
+ENGINE_STEPS = "engine-steps.json"  # file of a run folder
 
 PATH = "/engine-steps"
 """Route of the endpoint that reports them, of an interval of Unix time (`begin`, `end`)."""

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill the interval from 0 to 1 as evenly as those of any number do."""
 
-STARTS = 64
-"""First levels that are tried: the one whose pairs fit best is taken."""
-
-FEW_ROWS = 128
-"""Rows that are tried first."""
+STARTS = 64  # first levels that are tried: the one whose pairs fit best is taken
+FEW_ROWS = 128  # rows that are tried first
 
 MOST_LOST = 0.01
 """Relative error of a mean or a 99th percentile that rows may have; half of what is promised."""

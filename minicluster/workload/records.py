@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BETWEEN = re.compile(r"[\s,\[\]]*")
-"""What may stand between the objects of a list, or of lines."""
+BETWEEN = re.compile(r"[\s,\[\]]*")  # what may stand between the objects of a list, or of lines
 OTLP_SCALARS = {"intValue", "doubleValue", "stringValue", "boolValue",
                 "int_value", "double_value", "string_value", "bool_value"}  # fmt: skip
 LISTS = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans",

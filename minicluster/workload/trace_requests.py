@@ -32,8 +32,7 @@ IMAGE = re.compile(
 """Types of requests, and of parts of them, that are no text."""
 NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./@-]+:[\w.-]+", re.IGNORECASE)
 """Texts under a key of images that are none: zero, and a container's name and tag."""
-MAX_SESSIONS = 1 << 31
-"""Bound of the numbers of conversations; a larger one is a mistake."""
+MAX_SESSIONS = 1 << 31  # bound of the numbers of conversations; a larger one is a mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +81,7 @@ class Request(NamedTuple):
 
 
 Pair = tuple[str, Any]
-Facts = defaultdict[str, list[Pair]]
-"""What a record says, by what its keys mean: keys and values."""
+Facts = defaultdict[str, list[Pair]]  # what a record says, by what its keys mean: keys and values
 
 
 @dataclass(slots=True, kw_only=True)
@@ -285,8 +283,7 @@ def whole(key: str, value: object) -> int:
     return int(number)
 
 
-Key = tuple[str, str]
-"""Ids of a trace and of a span."""
+Key = tuple[str, str]  # ids of a trace and of a span
 
 
 def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> set[int]:

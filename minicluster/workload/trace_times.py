@@ -23,8 +23,7 @@ POSSIBLE_PER_S = (1 / 3600, 200.0)
 DAY_S = 86_400.0
 EPOCH_S = tuple(datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2015, 2035))
 """Times since 1970 of requests to language models; those of two units never overlap."""
-LONGEST_S = 3650 * DAY_S
-"""No trace is longer: a larger time does not count from its begin."""
+LONGEST_S = 3650 * DAY_S  # no trace is longer: a larger time does not count from its begin
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 GIVE_UNIT = "give --time-unit s, ms, us or ns"
 
