@@ -171,8 +171,15 @@ def _answer(
     connection.response_class = ReplyAfterInterim
     target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
     headers = {**headers, "connection": "close"}
-    connection.request("GET" if body is None else "POST", target, body, headers)
-    return connection.getresponse()
+    try:
+        connection.request("GET" if body is None else "POST", target, body, headers)
+        answer = connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+    if connection.sock:
+        connection.sock.close()  # when the answer, which reads from it, is closed
+    return answer
 
 
 def _status_error(url: str, answer: http.client.HTTPResponse, expected: str) -> StatusError:
