@@ -1,4 +1,4 @@
-"""TOML and JSON to specs: the only file that knows pydantic and tomllib."""
+"""TOML and JSON to specs, by pydantic, which the specs themselves do not import."""
 
 from __future__ import annotations
 
