@@ -61,14 +61,14 @@ def uninterrupted() -> AbstractContextManager[None]:
 @contextmanager
 def postponed() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP wait, as a KeyboardInterrupt, for the end of a step."""
-    asked: list[int] = []
+    interrupts: list[int] = []
 
     def keep(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        interrupts.append(number)
 
     with _handled((signal.SIGINT, *ENDINGS), keep):
         yield
-    if asked:
+    if interrupts:
         raise KeyboardInterrupt
 
 
@@ -95,10 +95,10 @@ def loading(name: str) -> Iterator[None]:
 def find_command(name: str) -> str:
     """Return the path of one of our commands, beside this Python or on the path, or refuse."""
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
-    found = beside or shutil.which(name)
-    if found is None:
+    path = beside or shutil.which(name)
+    if path is None:
         raise InputError(name, None, f"the {name} command beside this Python", "run `make setup`")
-    return found
+    return path
 
 
 def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (Popen's own)

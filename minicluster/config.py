@@ -49,12 +49,12 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
 
 def _parse_json(cls: type[T], text: str, place: str) -> T:
     try:
-        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
+        spec: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
         raise error.inside(place) from None
-    return found
+    return spec
 
 
 @cache
@@ -142,8 +142,8 @@ def parse_scenario(
         place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
-        given = {key for key, _ in _pairs(overrides)}
-        _replace_lengths(workload, given, place=f"{place}: workload")
+        overridden_keys = {key for key, _ in _pairs(overrides)}
+        _replace_lengths(workload, overridden_keys, place=f"{place}: workload")
         # A scenario that has a trace and its lengths was read before.
         if workload.get("trace") is not None and not (before and workload.get("lengths")):
             take_trace(workload, f"{place}: workload")
@@ -157,9 +157,9 @@ def parse_scenario(
         for where, table in tables.items():
             _check_load(table, place=f"{place}: {where}")
             if table.get("users") is not None and not (classes and table is workload):
-                _rate_of_users(table, raw.get("slo"), given, place=f"{place}: {where}")
+                _rate_of_users(table, raw.get("slo"), overridden_keys, place=f"{place}: {where}")
         if classes:
-            _sum_rates(workload, list(tables.values())[1:], given, place=place)
+            _sum_rates(workload, list(tables.values())[1:], overridden_keys, place=place)
     return parse(ScenarioSpec, raw, place=place)
 
 
@@ -172,14 +172,16 @@ def _trace_of(raw: Mapping[str, Any]) -> object:
     return workload.get("trace") if isinstance(workload, dict) else None
 
 
-def _replace_lengths(workload: dict[str, Any], given: set[str], *, place: str) -> None:
+def _replace_lengths(workload: dict[str, Any], overridden_keys: set[str], *, place: str) -> None:
     """Take out lengths in the file that those of the overrides replace, and a trace's its rate."""
-    named = [key for key in LENGTH_KEYS if f"workload.{key}" in given and workload.get(key)]
+    named = [
+        key for key in LENGTH_KEYS if f"workload.{key}" in overridden_keys and workload.get(key)
+    ]
     if not named:
         return
     kept = {"input_tokens", "output_tokens"} if "tokens" in named[0] else {named[0]}
     for key in (*LENGTH_KEYS, *(["requests_per_s"] if named[0] == "trace" else [])):
-        if key not in kept and f"workload.{key}" not in given:
+        if key not in kept and f"workload.{key}" not in overridden_keys:
             dropped = workload.pop(key, None)
             if key == "trace" and dropped and not {"requests_per_s", "users"} & workload.keys():
                 expected = "a number: lengths take the place of the trace, which had a rate"
@@ -198,7 +200,9 @@ def scenario_tables(scenario: ScenarioSpec) -> dict[str, Any]:
     return raw
 
 
-def _rate_of_users(table: dict[str, Any], slo: object, given: set[str], *, place: str) -> None:
+def _rate_of_users(
+    table: dict[str, Any], slo: object, overridden_keys: set[str], *, place: str
+) -> None:
     """
     Write the rate of users who get every answer as late as the limits allow.
 
@@ -207,10 +211,10 @@ def _rate_of_users(table: dict[str, Any], slo: object, given: set[str], *, place
     """
     if table.get("requests_per_s") is not None:
         name = f"workload.classes.{table['name']}" if "name" in table else "workload"
-        new = [key for key in ("users", "requests_per_s") if f"{name}.{key}" in given]
+        new = [key for key in ("users", "requests_per_s") if f"{name}.{key}" in overridden_keys]
         if new == ["requests_per_s"]:
             del table["users"]
-            if f"{name}.think_s" not in given:
+            if f"{name}.think_s" not in overridden_keys:
                 table.pop("think_s", None)
             return
         if new != ["users"]:
@@ -243,20 +247,27 @@ def _at_least(value: object, least: float) -> bool:
 
 
 def _sum_rates(
-    workload: dict[str, Any], classes: list[dict[str, Any]], given: set[str], *, place: str
+    workload: dict[str, Any],
+    classes: list[dict[str, Any]],
+    overridden_keys: set[str],
+    *,
+    place: str,
 ) -> None:
-    rates = [each.get("requests_per_s") for each in classes]
-    known = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
-    total, asked = sum(known), workload.get("requests_per_s")
-    if "workload.requests_per_s" in given and isinstance(asked, int | float):
-        if any(each.get("users") is not None for each in classes):
+    rates = [part.get("requests_per_s") for part in classes]
+    positive_rates = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
+    total, whole_rate = sum(positive_rates), workload.get("requests_per_s")
+    if "workload.requests_per_s" in overridden_keys and isinstance(whole_rate, int | float):
+        if any(part.get("users") is not None for part in classes):
             expected = "no rate of all classes: some have users"
             raise InputError(
-                f"{place}: workload.requests_per_s", asked, expected, "change each class by itself"
+                f"{place}: workload.requests_per_s",
+                whole_rate,
+                expected,
+                "change each class by itself",
             )
-        for each in classes if known == rates and known else ():
-            each["requests_per_s"] *= asked / total
-    elif asked is None or any(key.startswith("workload.classes") for key in given):
+        for part in classes if positive_rates == rates and positive_rates else ():
+            part["requests_per_s"] *= whole_rate / total
+    elif whole_rate is None or any(key.startswith("workload.classes") for key in overridden_keys):
         workload["requests_per_s"] = total or 1.0  # a class without a rate is refused by itself
 
 
@@ -326,7 +337,7 @@ def _words(overrides: Overrides) -> Iterator[str]:
 def toml_value(text: str) -> object:
     """Return a value as TOML writes it; text may stand without quotes."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
-    return found["value"] if found.keys() == {"value"} else text
+    return table["value"] if table.keys() == {"value"} else text

@@ -38,7 +38,7 @@ def cpu_times(pids: Iterable[int]) -> CpuTimes:
     cores = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in usable]
     return CpuTimes(
         at_s=time.monotonic(),
-        busy_s=sum(getattr(each, name) for each in cores for name in BUSY),
+        busy_s=sum(getattr(core, name) for core in cores for name in BUSY),
         ours_s=sum(map(_process_s, pids)),
         cores=len(cores),
     )

@@ -168,12 +168,12 @@ class PrefixIndex:
         kept = self._kept.get(replica)
         if kept is None:
             return tokens
-        found = 0
+        cached = 0
         for block in blocks:
             if block not in kept:
                 break
-            found += 1
-        return max(1, tokens - found * self._block_tokens)
+            cached += 1
+        return max(1, tokens - cached * self._block_tokens)
 
     def note(self, replica: Hashable, blocks: Sequence[int]) -> None:
         """Note that a prompt goes to a replica; its first blocks are the last to be dropped."""
@@ -226,10 +226,10 @@ class Balancer:
         index: PrefixIndex | None = None,
     ) -> None:
         """Begin without load; *group* consecutive replicas step together."""
-        found = find_policy(policy)
-        self._choose = found.choose
-        self._by_tokens = found.counts_tokens
-        self._index = index if found.by_prefix else None
+        chosen = find_policy(policy)
+        self._choose = chosen.choose
+        self._by_tokens = chosen.counts_tokens
+        self._index = index if chosen.by_prefix else None
         self._loads = [0.0] * replicas
         self._sent: dict[int, tuple[int, float]] = {}
         self._group = group
@@ -244,7 +244,7 @@ class Balancer:
             self.add(request, at, tokens)
         else:
             replicas = range(len(self._loads))
-            own = [index.uncached_tokens(each, tokens, blocks) for each in replicas]
+            own = [index.uncached_tokens(replica, tokens, blocks) for replica in replicas]
             weight = OWN if self._group > 1 else 1
             loads = [load + weight * more for load, more in zip(self._loads, own, strict=True)]
             at = self._choose(loads, self._rng, self._turn)

@@ -369,8 +369,11 @@ def selftest(
         errors = [measure_client(level, seconds) for level in levels]
         tried = measure_capacity(seconds) if capacity else []
     if json:
-        found = {"errors": list(map(asdict, errors)), "capacity": list(map(asdict, tried)) or None}
-        typer.echo(dumps(found, indent=2))
+        document = {
+            "errors": list(map(asdict, errors)),
+            "capacity": list(map(asdict, tried)) or None,
+        }
+        typer.echo(dumps(document, indent=2))
     else:
         print_client_errors([*errors, *tried], Console())
         if tried:

@@ -178,9 +178,9 @@ class Coordinator:
 
     def drop_missing(self, present: Sequence[str]) -> None:
         """End the run, which proves nothing, if a worker is not *present*; samples are kept."""
-        left = tuple(w for w in self._workers if w in present or w in self._clients)
-        if self._running and left != self._workers:
-            self._workers, self._lost_worker = left, True
+        present_or_done = tuple(w for w in self._workers if w in present or w in self._clients)
+        if self._running and present_or_done != self._workers:
+            self._workers, self._lost_worker = present_or_done, True
             self.end(LOST_WORKER)
             self._finish_if_all_reported()
 

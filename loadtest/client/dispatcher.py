@@ -275,7 +275,7 @@ class Dispatcher:
         pool.after_connect = count  # its own hook
         pool._create_tcp_socket = StampedSocket  # noqa: SLF001  (its own factory)
         with contextlib.suppress(OSError):
-            found = pool._resolve()  # noqa: SLF001
-            pool._resolve = lambda: found  # noqa: SLF001
+            addresses = pool._resolve()  # noqa: SLF001
+            pool._resolve = lambda: addresses  # noqa: SLF001
             with gevent.Timeout(FIRST_CONNECTION_S, False):  # noqa: FBT003  (gevent's own)
                 pool.return_socket(pool.get_socket())

@@ -188,15 +188,15 @@ def _status_error(url: str, answer: http.client.HTTPResponse, expected: str) -> 
     except (OSError, http.client.HTTPException):
         body = ""
     try:
-        said = error_message(json.loads(body)) or body
+        reason = error_message(json.loads(body)) or body
     except (RecursionError, ValueError):
-        said = body
-    said = " ".join(said.split())[:SHOWN_CHARACTERS]
+        reason = body
+    reason = " ".join(reason.split())[:SHOWN_CHARACTERS]
     where = answer.headers.get("location")
     shown = f" to {where[:SHOWN_CHARACTERS]}" if where and answer.status in REDIRECTS else ""
-    shown += f": {said}" if said else ""
+    shown += f": {reason}" if reason else ""
     text = f"{url} answers {answer.status}{shown}; expected {expected}{auth_hint(answer.status)}"
-    return StatusError(text, status=answer.status, said=said, body=body)
+    return StatusError(text, status=answer.status, said=reason, body=body)
 
 
 def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...], float | None]:

@@ -240,14 +240,14 @@ def reported_phases(timings: Mapping[str, float], engine: Mapping[str, float]) -
             the fetch of the KV cache and the first step, and a prompt that this engine computed
             into queue and prefill.
     """
-    found = {name: t for name, t in {**timings, **engine}.items() if math.isfinite(t)}
-    whole = HANDOFF if HANDOFF in found else QUEUED_PREFILL
-    if whole in found and (step_s := found.pop("time_to_first_token", None)) is not None:
-        found.pop("queue_time", None)
+    phases_s = {name: t for name, t in {**timings, **engine}.items() if math.isfinite(t)}
+    whole = HANDOFF if HANDOFF in phases_s else QUEUED_PREFILL
+    if whole in phases_s and (step_s := phases_s.pop("time_to_first_token", None)) is not None:
+        phases_s.pop("queue_time", None)
         before, last = SUMS[whole]
-        step_s = min(step_s, found[whole])
-        found |= {before: found.pop(whole) - step_s, last: step_s}
-    return found
+        step_s = min(step_s, phases_s[whole])
+        phases_s |= {before: phases_s.pop(whole) - step_s, last: step_s}
+    return phases_s
 
 
 def _broken(error: Exception) -> str:

@@ -174,8 +174,8 @@ class CompletionStream:
         counted = self._counted()
         most = max((tokens for _, tokens in counted), default=0)
         if most > self._asked_tokens:
-            asked = f"{self._asked_tokens} were requested in all"
-            raise StreamError("malformed", f"{most} tokens in one chunk; {asked}")
+            requested = f"{self._asked_tokens} were requested in all"
+            raise StreamError("malformed", f"{most} tokens in one chunk; {requested}")
         if not self.done:
             if not self._begun and (other := other_answer(self.content_type, bytes(self._head))):
                 raise other
@@ -189,8 +189,8 @@ class CompletionStream:
 def check_encoding(encoding: str) -> None:
     """Refuse an answer that is compressed: StreamError."""
     if encoding.strip().lower() not in {"", "identity"}:
-        said = f"the server answered with content-encoding {encoding[:40]}"
-        raise StreamError("malformed", f"{said}, which was not asked for")
+        fault = f"the server answered with content-encoding {encoding[:40]}"
+        raise StreamError("malformed", f"{fault}, which was not asked for")
 
 
 def other_answer(content_type: str, body: bytes) -> StreamError | None:
@@ -202,11 +202,11 @@ def other_answer(content_type: str, body: bytes) -> StreamError | None:
         return StreamError("malformed", "the server answered gzip, which was not asked for")
     if text[:1] in {"{", "["}:
         try:
-            said = error_message(json.loads(text))
+            message = error_message(json.loads(text))
         except (ValueError, RecursionError):
-            said = None
-        if said:
-            return StreamError("server_error", f"an error object with status 200: {said}")
+            message = None
+        if message:
+            return StreamError("server_error", f"an error object with status 200: {message}")
         what = f"one JSON document{of_kind}"
     elif kind in {"text/html", "application/xhtml+xml"} or MARKUP.match(text):
         what, text = f"HTML{of_kind}", TAG.sub(" ", text)
@@ -215,8 +215,8 @@ def other_answer(content_type: str, body: bytes) -> StreamError | None:
     else:
         return None
     shown = " ".join(text.split())[:SHOWN_CHARACTERS]
-    said = f"the server answered {what} with status 200, not a stream of events"
-    return StreamError("malformed", f"{said}: {shown}" if shown else said)
+    message = f"the server answered {what} with status 200, not a stream of events"
+    return StreamError("malformed", f"{message}: {shown}" if shown else message)
 
 
 def error_message(document: object) -> str | None:
@@ -230,13 +230,13 @@ def error_message(document: object) -> str | None:
         error = error.get("message") or error.get("detail") or error
     if not error:
         return None
-    said = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
-    return " ".join(said.split())[:SHOWN_CHARACTERS]
+    message = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+    return " ".join(message.split())[:SHOWN_CHARACTERS]
 
 
 def _shown(data: bytes) -> str:
     text = data[:SHOWN_CHARACTERS].decode(errors="replace")
-    return "".join(each if each.isprintable() else " " for each in text)
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -129,19 +129,19 @@ def goodput_against_load(
                   symbol="circle-open")
         )  # fmt: skip
     for holds, name in names.items():
-        found = [(load, good) for load, good, held in points if held is holds]
-        if found:
-            xs, ys = [load for load, _ in found], [good for _, good in found]
+        runs = [(load, good) for load, good, held in points if held is holds]
+        if runs:
+            xs, ys = [load for load, _ in runs], [good for _, good in runs]
             colour = FOUND_COLOURS[holds]
             traces.append(marks(name, xs, ys, colour=colour, hover=offered, size=11))
-    said = [f"{name}: {at:.2f} requests/s" for name, (at, _) in limits.items()]
+    captions = [f"{name}: {at:.2f} requests/s" for name, (at, _) in limits.items()]
     if len(points) == 1:
-        said += [
+        captions += [
             f"{load:.2f} requests/s offered: {good:.2f} met the SLO" for load, good, _ in points
         ]
     return Figure(
         title="Goodput against load",
-        caption="; ".join(said),
+        caption="; ".join(captions),
         traces=tuple(traces),
         layout=axes(
             axis("requests/s offered", 0.0, high), axis("requests/s that met the SLO", 0.0, high)

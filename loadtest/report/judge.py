@@ -65,9 +65,9 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
         return None
     try:
         steps = folder / ENGINE_STEPS
-        known = steps if read_engine_steps(steps) else None
+        reported = steps if read_engine_steps(steps) else None
         plain = run.job.plain
-        return resimulate(folder / PLAN, run.samples, run.schedule, known, plain=plain)
+        return resimulate(folder / PLAN, run.samples, run.schedule, reported, plain=plain)
     except MiniclusterError as error:
         shell.say(f"the prediction is the plan's own, not one for these requests: {error}")
         return None

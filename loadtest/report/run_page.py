@@ -57,8 +57,8 @@ def run_page(judged: Judged) -> Page:
     """Return the whole page of a run."""
     run, verdict = judged.run, judged.verdict
     word, why = headline(verdict)
-    told = (pace_text(verdict) or "", prediction_text(verdict) or "")
-    lines = [why, *told, *(f"{p.attained_text}{verdict.caveat}" for p in verdict.slo)]
+    predictions = (pace_text(verdict) or "", prediction_text(verdict) or "")
+    lines = [why, *predictions, *(f"{p.attained_text}{verdict.caveat}" for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
@@ -137,8 +137,8 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
         for row in phases.rows
     )
     drawn = DataTable(("", "predicted", "measured", "difference"), rows)
-    said = Text(sentence(phases_text(verdict) or ""))
-    yield Section("Phase by phase, means", (drawn, said))
+    explained = Text(sentence(phases_text(verdict) or ""))
+    yield Section("Phase by phase, means", (drawn, explained))
 
 
 def _errors(run: Run) -> Iterator[Section]:
@@ -189,7 +189,7 @@ def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
 
 def values_s(metric: str, requests: Iterable[Sample | PredictedRequest]) -> list[float]:
     """Return one latency of *requests*, measured or simulated, as far as they have it."""
-    return [v for each in requests if (v := getattr(each, f"{metric}_s")) is not None]
+    return [v for request in requests if (v := getattr(request, f"{metric}_s")) is not None]
 
 
 def _distribution(metric: str, judged: Judged) -> Iterator[Figure]:
@@ -197,8 +197,10 @@ def _distribution(metric: str, judged: Judged) -> Iterator[Figure]:
     measured = values_s(metric, answered)
     if not measured:
         return
-    known = resimulation.requests if resimulation else {}
-    simulated = values_s(metric, [known[s.index] for s in answered if s.index in known])
+    predicted_requests = resimulation.requests if resimulation else {}
+    simulated = values_s(
+        metric, [predicted_requests[s.index] for s in answered if s.index in predicted_requests]
+    )
     curves, predicted = [LatencyCurve(name="measured", values_s=measured, colour=BLUE)], None
     if simulated:
         drawn = LatencyCurve(name="predicted", values_s=simulated, colour=ORANGE, dash="dash")

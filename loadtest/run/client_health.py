@@ -198,7 +198,7 @@ def _saturation(cpu_fraction: float, lag_p90_s: float) -> list[str]:
     if lag_p90_s > MAX_LAG_P90_S:
         lag, limit = f"{1000 * lag_p90_s:.1f} ms", f"{1000 * MAX_LAG_P90_S:g} ms"
         problems.append(f"its timer's p90 lateness was {lag}, more than {limit}")
-    return [f"it was saturated: {each} (--processes shares the load)" for each in problems]
+    return [f"it was saturated: {problem} (--processes shares the load)" for problem in problems]
 
 
 def write_client(client: Client, path: Path) -> None:

@@ -108,8 +108,8 @@ class MockStream:
         """Read the lengths of the prompt, a chat's template included, and of the answer."""
         template_tokens = self.config.template_tokens if self.chat else 0
         self.input_tokens = count_input_tokens(self.request) + template_tokens
-        asked = self.request.get("max_tokens") or self.request.get("max_completion_tokens")
-        self.output_tokens = asked or DEFAULT_OUTPUT_TOKENS
+        limit = self.request.get("max_tokens") or self.request.get("max_completion_tokens")
+        self.output_tokens = limit or DEFAULT_OUTPUT_TOKENS
 
     def open(self) -> None:
         """Send the response head, and the early empty chunk if configured."""

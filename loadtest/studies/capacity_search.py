@@ -94,15 +94,15 @@ def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: flo
     """
     if not probes:
         return first
-    found = capacity(probes)
-    rates = [rate for rate in (found.low, *found.unclear, found.high) if rate is not None]
-    if found.low is None:
+    bracket = capacity(probes)
+    rates = [rate for rate in (bracket.low, *bracket.unclear, bracket.high) if rate is not None]
+    if bracket.low is None:
         lower = rates[0] / GROWTH
         return lower if lower > first / MAX_RATIO else None
-    if found.high is None:
+    if bracket.high is None:
         higher = rates[-1] * GROWTH
         return higher if higher < first * MAX_RATIO else None
-    if found.within(resolution_fraction):
+    if bracket.within(resolution_fraction):
         return None
     start, end = max((rates[:2], rates[-2:]), key=lambda gap: gap[1] / gap[0])
     return math.sqrt(start * end) if end > start * math.sqrt(1 + resolution_fraction) else None

@@ -134,7 +134,7 @@ def _by_index(metric: str, answered: Sequence[Sample]) -> dict[int, float]:
 
 def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -> Iterator[Change]:
     """Compare one latency; nothing if one of the runs has none."""
-    columns = [_by_index(metric, each) for each in answered]
+    columns = [_by_index(metric, samples) for samples in answered]
     ours, theirs = (summarise(list(column.values())) for column in columns)
     if not (ours and theirs):
         return

@@ -148,7 +148,7 @@ def conclude(
     answered = window.answered
     latency = latencies(answered)
     promises = run.promises
-    strict = strictest(each.slo for each in promises)
+    strict = strictest(promise.slo for promise in promises)
     client = health(run.client, window.sent, strict, queued=run.job.queued_in_client)
     results = tuple(
         replace(result, of=name)
@@ -215,8 +215,8 @@ def num_undecided(run: Run, window: MeasurementWindow) -> int:
 
 
 def _simulated_tokens(run: Run, sample: Sample) -> int:
-    told = sample.output_tokens if run.job.plain and sample.ok else None
-    return told or sample.asked_output_tokens
+    counted = sample.output_tokens if run.job.plain and sample.ok else None
+    return counted or sample.asked_output_tokens
 
 
 def _throughput(
@@ -227,13 +227,15 @@ def _throughput(
     num_good = len(good(run.promises, {s.index: s for s in answered}))
     decided = scheduled - num_undecided(run, window)
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
-    known = resimulation.requests if resimulation else {}
+    predicted_requests = resimulation.requests if resimulation else {}
     predicted = [
-        (s.due_s + known[s.index].e2e_s, _simulated_tokens(run, s))
+        (s.due_s + predicted_requests[s.index].e2e_s, _simulated_tokens(run, s))
         for s in run.samples
-        if s.index in known
+        if s.index in predicted_requests
     ]
-    simulated = {s.index: known[s.index] for s in window.sent if s.index in known}
+    simulated = {
+        s.index: predicted_requests[s.index] for s in window.sent if s.index in predicted_requests
+    }
 
     def finished(ends: list[tuple[float, int]]) -> float:
         return sum(n for at_s, n in ends if start_s <= at_s < start_s + window_s) / window_s
@@ -339,8 +341,8 @@ def pool_loads(
     measured = [(s.send_s, s.chunk_s[0] if s.chunk_s else s.end_s, s.end_s) for s in samples]
     seen = _mean_concurrent(measured, window)
     if resimulation:
-        known = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
-        simulated = [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in known if r]
+        predicted_of = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
+        simulated = [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in predicted_of if r]
         predicted = _mean_concurrent(simulated, window)
     else:
         rate, planned = plan.workload.requests_per_s, plan.prediction

@@ -59,8 +59,8 @@ class MeasurementWindow:
 
     def among(self, indices: Container[int]) -> tuple[Sample | None, ...]:
         """Return those of the requests that are among *indices*."""
-        each = zip(self.indices, self.requests, strict=True)
-        return tuple(request for index, request in each if index in indices)
+        pairs = zip(self.indices, self.requests, strict=True)
+        return tuple(request for index, request in pairs if index in indices)
 
     @property
     def sent(self) -> tuple[Sample, ...]:

@@ -39,10 +39,10 @@ class Figure:
 
     def trace(self, name: str) -> Json:
         """Return the trace of that *name*. Raises KeyError: the chart has none."""
-        found = [trace for trace in self.traces if trace["name"] == plain(name)]
-        if not found:
+        traces = [trace for trace in self.traces if trace["name"] == plain(name)]
+        if not traces:
             raise KeyError(name)
-        return found[0]
+        return traces[0]
 
 
 def line(  # noqa: PLR0913  (what a line of a chart is)
@@ -125,13 +125,13 @@ def heat_map(
     *hover* calls *texts* `%{text}`; *colours* are of the lowest value, of zero and of the highest,
     on a symmetric scale.
     """
-    most = max((abs(each) for row in values for each in row if math.isfinite(each)), default=1.0)
+    most = max((abs(value) for row in values for value in row if math.isfinite(value)), default=1.0)
     scale = [[place, colour] for place, colour in zip((0, 0.5, 1), colours, strict=True)]
     return {
         "type": "heatmap",
         "name": plain(name),
         "z": [numbers(row) for row in values],
-        "text": [[plain(each) for each in row] for row in texts],
+        "text": [[plain(text) for text in row] for row in texts],
         "hovertemplate": hover + "<extra></extra>",
         "colorscale": scale,
         "zmin": -(most or 1.0),

@@ -125,14 +125,14 @@ def _corner(share: float, limit_s: float, *, top: float, unit: str, scale: float
 def _caption(
     curves: Sequence[LatencyCurve], limit: tuple[float, float] | None, unit: str, scale: float
 ) -> str:
-    said = []
+    captions = []
     for curve in curves:
         values = np.asarray(curve.values_s, np.float64).tolist()
         half, most = (scale * quantile(values, share) for share in (0.5, 0.99))
-        said.append(
+        captions.append(
             f"{curve.name}: of {len(values):,} requests 50 % within {half:,.4g} {unit},"
             f" 99 % within {most:,.4g} {unit}"
         )
     if limit:
-        said.append(f"SLO: {100 * limit[0]:.10g} % within {scale * limit[1]:,.4g} {unit}")
-    return "; ".join(said).replace(" %", "\N{NO-BREAK SPACE}%")
+        captions.append(f"SLO: {100 * limit[0]:.10g} % within {scale * limit[1]:,.4g} {unit}")
+    return "; ".join(captions).replace(" %", "\N{NO-BREAK SPACE}%")

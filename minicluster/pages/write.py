@@ -78,10 +78,10 @@ def plotly_script() -> Path:
 
     Raises MiniclusterError: the package is not installed.
     """
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
+    package = find_spec("plotly")
+    if package is None or package.origin is None:
         raise MiniclusterError("charts need the package plotly: `pip install -e .` installs it")
-    return Path(found.origin).parent / "package_data" / SCRIPT
+    return Path(package.origin).parent / "package_data" / SCRIPT
 
 
 def _is_stream(path: Path) -> bool:

@@ -74,8 +74,8 @@ class Spec:
         for name, limit in _limits(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, tuple | dict):
-                each = value.items() if isinstance(value, dict) else enumerate(value)
-                limit(**{self._place(f"{name}.{key}"): number for key, number in each})
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                limit(**{self._place(f"{name}.{key}"): number for key, number in items})
             else:
                 limit(**{self._place(name): value})
         self._check()
@@ -102,8 +102,8 @@ class Options(Spec):
 @cache
 def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
     hints = get_type_hints(cls, include_extras=True)
-    found = ((name, _limit(hint)) for name, hint in hints.items())
-    return tuple((name, limit) for name, limit in found if limit is not None)
+    limits = ((name, _limit(hint)) for name, hint in hints.items())
+    return tuple((name, limit) for name, limit in limits if limit is not None)
 
 
 def _limit(hint: Any) -> Check | None:  # noqa: ANN401  (any type)

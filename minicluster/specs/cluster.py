@@ -80,7 +80,10 @@ class ClusterSpec(Spec):
         """Return the number of the HB domain that a node (its first GPU) is in; `None`: unknown."""
         if self.nodes:
             inner = self.tier_sizes[0][0]
-            domains = {each.name: each.units.get(inner, each.name) for each in self.nodes}
+            domains = {
+                node_of_list.name: node_of_list.units.get(inner, node_of_list.name)
+                for node_of_list in self.nodes
+            }
             numbers = {name: n for n, name in enumerate(dict.fromkeys(domains.values()))}
             return numbers[domains[node]] if node in domains else None
         number = node_number(node)
@@ -119,15 +122,15 @@ class ClusterSpec(Spec):
                 raise InputError(f"cluster.{key}", getattr(self, key), expected)
         self._check_names({*(tier.name for tier in self.tiers), "node"})
 
-    def _check_names(self, known: set[str]) -> None:
+    def _check_names(self, tier_names: set[str]) -> None:
         used = {"cluster.pools_meet_in": self.pools_meet_in}
         if self.fabric is not None:
             used |= {f"fabric.switches.{at.tier}": at.tier for at in self.fabric.switches}
         if self.failures is not None:
             used |= {f"failures.domains.{name}": name for name in self.failures.domains}
         for place, name in used.items():
-            if name is not None and name not in known:
-                raise InputError(place, name, "one of " + ", ".join(sorted(known)))
+            if name is not None and name not in tier_names:
+                raise InputError(place, name, "one of " + ", ".join(sorted(tier_names)))
 
 
 def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:

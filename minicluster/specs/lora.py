@@ -99,7 +99,7 @@ def adapter_bytes(lora: LoraSpec, model: ModelSpec, *, tp: int, layers: int) -> 
 
     Ignores: Adapters of a lower rank, or of fewer modules, than the slots are for.
     """
-    values = sum(each.values_per_rank for each in lora_modules(lora, model, tp=tp))
+    values = sum(module.values_per_rank for module in lora_modules(lora, model, tp=tp))
     return layers * lora.max_lora_rank * values * DTYPE_BYTES[model.dtype]
 
 

@@ -61,15 +61,15 @@ class SloSpec(Spec):
 
 def loosest(slos: Iterable[SloSpec]) -> SloSpec:
     """Return what requests of every class keep: of each limit the largest; none if one has none."""
-    each = tuple(slos)
-    shared = [metric for metric in METRICS if all(metric in slo.limits_s for slo in each)]
-    return _combined(each, shared, max, min(each, key=lambda slo: slo.level).percentile)
+    every = tuple(slos)
+    shared = [metric for metric in METRICS if all(metric in slo.limits_s for slo in every)]
+    return _combined(every, shared, max, min(every, key=lambda slo: slo.level).percentile)
 
 
 def strictest(slos: Iterable[SloSpec]) -> SloSpec:
     """Return what keeps the limits of every class: of each limit the smallest."""
-    each = tuple(slos)
-    return _combined(each, METRICS, min, max(each, key=lambda slo: slo.level).percentile)
+    every = tuple(slos)
+    return _combined(every, METRICS, min, max(every, key=lambda slo: slo.level).percentile)
 
 
 def _combined(

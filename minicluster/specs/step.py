@@ -149,9 +149,9 @@ class StepTable(Spec):
         low, high = self.fixed_s[row : row + 2]
         fixed_s = (low[n] + share * (high[n] - low[n]) for n in (at, at + 1))
         grid = self.tokens[at : at + 2]
-        found = (*_line(grid, tuple(fixed_s)), *_line(grid, self.per_key_s[at : at + 2]))
-        lines[at] = found
-        return found
+        line = (*_line(grid, tuple(fixed_s)), *_line(grid, self.per_key_s[at : at + 2]))
+        lines[at] = line
+        return line
 
     def decode_line(self, batch: float) -> tuple[float, float]:
         """Seconds of a decode step of *batch* sequences: without context, and per token of it."""
@@ -171,10 +171,11 @@ class StepTable(Spec):
         return replace(
             self,
             fixed_s=tuple(
-                tuple(prompts * each + without * row[0] for each in row) for row in self.fixed_s
+                tuple(prompts * seconds + without * row[0] for seconds in row)
+                for row in self.fixed_s
             ),
-            per_key_s=tuple(prompts * each for each in self.per_key_s),
-            per_context_token_s=tuple(decode * each for each in self.per_context_token_s),
+            per_key_s=tuple(prompts * seconds for seconds in self.per_key_s),
+            per_context_token_s=tuple(decode * seconds for seconds in self.per_context_token_s),
         )
 
 
@@ -255,7 +256,9 @@ class Interference(Spec):
 Coefficients = TypeVar("Coefficients", StepCoefficients, PathCoefficients, Interference)
 
 
-def _scaled(found: Coefficients, affix: str, factor: float) -> Coefficients:
+def _scaled(coefficients: Coefficients, affix: str, factor: float) -> Coefficients:
     """Multiply the fields whose names begin or end with *affix*."""
-    names = [f.name for f in fields(found) if f.name.startswith(affix) or f.name.endswith(affix)]
-    return replace(found, **{name: factor * getattr(found, name) for name in names})
+    names = [
+        f.name for f in fields(coefficients) if f.name.startswith(affix) or f.name.endswith(affix)
+    ]
+    return replace(coefficients, **{name: factor * getattr(coefficients, name) for name in names})

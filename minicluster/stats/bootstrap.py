@@ -59,7 +59,7 @@ def differences(
     Ignores: Dependence over more than 1/20 of the series.
     """
     rng = np.random.default_rng(SEED)
-    first, second = (_thinned(each) for each in (first, second))
+    first, second = (_thinned(values) for values in (first, second))
     values = _values(second, statistics) - _values(first, statistics)
     drawn = np.empty((resamples, len(statistics)))
     for k in range(resamples):

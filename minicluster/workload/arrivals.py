@@ -152,8 +152,8 @@ def equally_likely(workload: WorkloadSpec, least: int) -> EquallyLikely:
         total += 1
         counts = np.rint(shares * total)
     class_of = np.repeat(np.arange(len(parts)), counts.astype(int))
-    each = list(zip(parts, counts.astype(int).tolist(), strict=True))
-    lengths = [request_quantiles(part, number) for part, number in each]
+    numbered = list(zip(parts, counts.astype(int).tolist(), strict=True))
+    lengths = [request_quantiles(part, number) for part, number in numbered]
     prompts, answers = (np.concatenate(column) for column in zip(*lengths, strict=True))
     order = np.argsort(prompts, kind="stable")
     return EquallyLikely(prompts[order], answers[order], class_of[order])

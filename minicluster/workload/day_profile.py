@@ -73,7 +73,7 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
     factor = requests_per_s if rate == "peak_fraction" else 1.0
     if not max(rates) > 0:
         raise InputError(str(path), "no requests all day", "at least one rate above 0")
-    return DayProfile(requests_per_s=tuple(factor * each for each in rates))
+    return DayProfile(requests_per_s=tuple(factor * value for value in rates))
 
 
 def _columns(path: Path, kept: list[tuple[int, str]]) -> tuple[str, str]:
@@ -87,7 +87,7 @@ def _columns(path: Path, kept: list[tuple[int, str]]) -> tuple[str, str]:
 
 
 def _values(line: str) -> list[str]:
-    return [each.strip() for each in line.split(",")]
+    return [cell.strip() for cell in line.split(",")]
 
 
 def _number(place: str, text: str) -> float:

@@ -104,7 +104,9 @@ def _row_quantiles(lengths: tuple[LengthRow, ...], count: int) -> FloatPair:
     prompts, answers, weights = rows.T
     levels = _levels(count)
     own = _answers_of_groups(answers, weights, levels)
-    prompts_of, answers_of = (_group_means(each, weights, count) for each in (prompts, answers))
+    prompts_of, answers_of = (
+        _group_means(lengths_of, weights, count) for lengths_of in (prompts, answers)
+    )
     together = float(np.average(prompts * answers, weights=weights))
     return prompts_of, _paired(prompts_of, answers_of, own, together)
 
@@ -142,15 +144,15 @@ def _answers_of_groups(answers: Floats, weights: Floats, levels: Floats) -> Floa
     reached = np.cumsum(weights)
     first = np.searchsorted(reached, borders[:-1], side="right")
     last = np.minimum(np.searchsorted(reached, borders[1:], side="left"), len(answers) - 1)
-    found = np.empty(levels.shape)
+    quantiles = np.empty(levels.shape)
     for at, (low, high) in enumerate(zip(first, last, strict=True)):
         ends = np.minimum(reached[low : high + 1], borders[at + 1])
         inside = np.diff(np.concatenate([[borders[at]], ends]))
         order = np.argsort(answers[low : high + 1], kind="stable")
         share = np.cumsum(inside[order])
         chosen = np.searchsorted(share, levels[:, at] * share[-1], side="right")
-        found[:, at] = answers[low + order[np.minimum(chosen, len(order) - 1)]]
-    return found
+        quantiles[:, at] = answers[low + order[np.minimum(chosen, len(order) - 1)]]
+    return quantiles
 
 
 def independent_rows(prompts: Floats, answers: Floats, count: int) -> tuple[LengthRow, ...]:
@@ -160,8 +162,8 @@ def independent_rows(prompts: Floats, answers: Floats, count: int) -> tuple[Leng
     *prompts* and *answers* are equally likely lengths, any number of them.
     """
     prompts_of, answers_of = (
-        np.maximum(1, np.rint(_group_means(each, np.ones(len(each)), count)))
-        for each in (prompts, answers)
+        np.maximum(1, np.rint(_group_means(tokens, np.ones(len(tokens)), count)))
+        for tokens in (prompts, answers)
     )
     together = prompts_of.mean() * answers_of.mean()
     paired = _paired(prompts_of, answers_of, np.zeros((STARTS, count)), together)
@@ -230,5 +232,5 @@ def _lost(lengths: Whole, rows: Whole) -> float:
     kept = np.repeat(rows[:, :2], rows[:, 2], axis=0)
     return max(
         float(np.abs(of(kept, axis=0) / of(lengths, axis=0) - 1).max())
-        for of in (np.mean, lambda each, axis: np.quantile(each, 0.99, axis=axis))
+        for of in (np.mean, lambda values, axis: np.quantile(values, 0.99, axis=axis))
     )

@@ -73,8 +73,8 @@ def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[str, dict[
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     for place, cells in read_table(path, expectation, (), delimiter):
         if SURPLUS in cells or None in cells.values():
-            found = Fault("has other cells than the header")
-            raise InputError(place, found, f"one for each of {', '.join(cells)[:80]}")
+            fault = Fault("has other cells than the header")
+            raise InputError(place, fault, f"one for each of {', '.join(cells)[:80]}")
         yield place, {name.strip(): cell for name, cell in cells.items()}
 
 
@@ -84,8 +84,8 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN4
 
     A list is one value; the records in it stand below `key[]`.
     """
-    if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
-        value = {each["key"]: each["value"] for each in value}
+    if isinstance(value, list) and value and all(_is_attribute(item) for item in value):
+        value = {item["key"]: item["value"] for item in value}
     if isinstance(value, dict) and len(value) == 1 and OTLP_SCALARS & value.keys():
         (value,) = value.values()
     if isinstance(value, dict):
@@ -94,9 +94,9 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN4
         return
     yield path, value
     if isinstance(value, list):
-        for each in value:
-            if isinstance(each, dict):
-                yield from flat(each, f"{path}[]")
+        for item in value:
+            if isinstance(item, dict):
+                yield from flat(item, f"{path}[]")
 
 
 def _unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -106,8 +106,8 @@ def _unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise TypeError(record)
         yield record
         return
-    for each in record[key]:
-        yield from _unnested(each)
+    for inner in record[key]:
+        yield from _unnested(inner)
 
 
 def _is_attribute(value: object) -> bool:

@@ -154,8 +154,8 @@ def to_line(sample: Sample) -> str:
 
 def read_samples(path: Path) -> tuple[Sample, ...]:
     """Read samples, in the order of the schedule; a last line without its end is skipped."""
-    found = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
-    return tuple(sorted(found, key=lambda sample: sample.index))
+    samples = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
+    return tuple(sorted(samples, key=lambda sample: sample.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +170,11 @@ class RunVerdict:
 def read_run_verdict(path: Path) -> RunVerdict | None:
     """Read a verdict, or refuse a file that holds none; `None` if there is no such file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
         return RunVerdict(
-            verdict=str(found["verdict"]),
-            reasons=tuple(map(str, found["reasons"])),
-            start_s=float(found["window"]["start_s"]),
+            verdict=str(document["verdict"]),
+            reasons=tuple(map(str, document["reasons"])),
+            start_s=float(document["window"]["start_s"]),
         )
     except FileNotFoundError:
         return None

@@ -74,7 +74,7 @@ def meaning(path: str) -> Meaning | None:
 
 def format_of(keys: Collection[str]) -> Format:
     """Return the format that has these keys; any other is a log."""
-    return next(each for each in FORMATS.values() if set(each.keys) <= set(keys))
+    return next(form for form in FORMATS.values() if set(form.keys) <= set(keys))
 
 
 def _plain(name: str) -> str:

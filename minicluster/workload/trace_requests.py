@@ -101,7 +101,7 @@ class RequestFile:
 
         Raises InputError: no such file, no requests, or a record that cannot be one.
         """
-        found: list[Request] = []
+        requests: list[Request] = []
         parents: dict[Key, Key | None] = {}
         lines: dict[tuple[object, ...], str] = {}
         keys: list[str] = []
@@ -113,20 +113,20 @@ class RequestFile:
                 if span is not None:
                     parents[span] = above
                 if self._counts(record, facts):
-                    found.append(self._request(place, record, facts, span))
+                    requests.append(self._request(place, record, facts, span))
                     if span is None and self.format is not FORMATS["access"]:
-                        _refuse_again(found[-1], facts, lines)
+                        _refuse_again(requests[-1], facts, lines)
             except InputError as error:
                 raise error.inside(place) from None
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 expected = "a request with a time and whole numbers of tokens"
                 raise InputError(place, Fault(f"is {error}"), expected) from None
-        if not found:
+        if not requests:
             named = f": its keys are {', '.join(keys[:12])}" if keys else ""
             raise InputError(f"{self.path}:1", Fault(f"is a trace without requests{named}"), KNOWN)
-        again = repeated(found, parents)
+        again = repeated(requests, parents)
         self.left_out["spans of requests that other spans are, too"] += len(again)
-        return [each for at, each in enumerate(found) if at not in again]
+        return [each for at, each in enumerate(requests) if at not in again]
 
     def _facts(self, record: dict[str, Any]) -> Facts:
         facts: Facts = defaultdict(list)
@@ -268,7 +268,7 @@ def _scheduled(record: dict[str, Any], row: ScheduledRequest) -> ScheduledReques
 def _ids(key: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise TypeError(f"one whose {key} are {written(value)}")
-    return tuple(whole(key, each) for each in value)
+    return tuple(whole(key, number) for number in value)
 
 
 def whole(key: str, value: object) -> int:
@@ -313,7 +313,7 @@ def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> 
         elif above is not None:
             absent[at] = above
     for at, children in below.items():
-        tokens = [requests[each].tokens for each in children]
+        tokens = [requests[child].tokens for child in children]
         is_sum = tokens != [requests[at].tokens]
         agree = not is_sum or tuple(map(sum, zip(*tokens, strict=True))) == requests[at].tokens
         _refuse_unless(agree, requests[at], requests[children[0]])

@@ -137,7 +137,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
     arrivals = read.arrivals
     due, count = arrivals.due_s, len(arrivals)
     gaps = np.diff(due)
-    known = Traffic(
+    traffic = Traffic(
         requests=count,
         file=read.file,
         input_tokens=LengthSummary.of(arrivals.input_tokens),
@@ -145,7 +145,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
         lengths=length_rows(arrivals.input_tokens, arrivals.output_tokens, place=place),
     )
     if not len(gaps) or not gaps.sum():
-        return known
+        return traffic
     typical_s = float(np.median(gaps)) / math.log(2) or float(gaps.mean())
     is_hole = gaps > max(WINDOW_S, -math.log(HOLE_CHANCE / count) * typical_s)
     # Bursts of one second each, an hour apart, have no other time than that between them.
@@ -157,7 +157,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
     window_s = min(WINDOW_S, span_s)
     starting = np.searchsorted(due, due + window_s, side="left") - np.arange(count)
     return replace(
-        known,
+        traffic,
         span_s=span_s,
         mean_per_s=len(own) / span_s,
         busiest_per_s=float(starting.max()) / window_s,
