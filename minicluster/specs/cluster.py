@@ -29,14 +29,10 @@ class ClusterSpec(Spec):
 
     Attributes:
         gpus_per_hb_domain: GPUs joined by scale-up links; TP beyond it crosses the network.
-        max_gpus: the budget.
         scale_out_bytes_per_s: network per GPU, one direction; `None`: the GPU's own entry.
-        scale_out_latency_s: one hop between nodes.
         tiers: the network from the HB domain outwards; empty: one network around all domains.
         pools_meet_in: tier within which prefill and decode replicas are placed; `None`: the
             innermost one that holds max_gpus.
-        fabric: how the network is built; `None`: unknown.
-        failures: how often parts fail; `None`: unknown.
         nodes: every host; empty: as many as the tiers have room for, all alike.
     """
 

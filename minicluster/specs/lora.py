@@ -34,8 +34,6 @@ class LoraSpec(Spec):
         max_loras: distinct adapters in a batch, and slots for adapters on the GPUs.
         max_lora_rank: rank of every slot; adapters are taken to have it.
         max_cpu_loras: adapters in host memory: all of them.
-        target_modules: layers that have slots.
-        adapters: number of adapters, as planned for.
         popularity_exponent: s of their popularity, as planned for; 0: all alike.
         host_bytes_per_s: rate of copies from host memory, by the name of the GPU.
     """
