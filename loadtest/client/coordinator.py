@@ -25,6 +25,7 @@ from loadtest.run.client_health import (
 )
 from loadtest.run.schedule import share
 from minicluster.errors import InputError
+from minicluster.units import scaled
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import read_schedule
 
@@ -69,7 +70,7 @@ class WorkerProcess:
     def _run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
         # In a thread: Locust gives up a worker whose event loop is blocked for seconds.
         reading = gevent.get_hub().threadpool.spawn(read_schedule, self._folder / "schedule.jsonl")
-        schedule = [request.slowed(self._job.slowdown or 1.0) for request in reading.get()]
+        schedule = [scaled(request, self._job.slowdown or 1.0) for request in reading.get()]
         start = self._start.get()
 
         def record(sample: Sample) -> None:

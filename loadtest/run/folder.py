@@ -13,6 +13,7 @@ from loadtest.run.job import Job, read_job
 from minicluster.errors import InputError
 from minicluster.files import locked, make_folder
 from minicluster.plan import Plan, read_plan
+from minicluster.units import scaled
 from minicluster.workload.engine_steps import ENGINE_STEPS
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
@@ -121,7 +122,7 @@ def read_run(folder: Path) -> Run:
     samples = read_samples(folder / "samples.jsonl")
     client = read_client(folder / "client.json")
     if job.slowdown is not None:
-        samples = tuple(sample.scaled(1 / job.slowdown) for sample in samples)
+        samples = tuple(scaled(sample, 1 / job.slowdown) for sample in samples)
         client = client.in_seconds_of(job.slowdown)
     if job.shape.closed:
         job = replace(job, window=_realised(job, samples))

@@ -10,6 +10,7 @@ from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
+from minicluster.units import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,17 +101,8 @@ class Job:
 
     def by_the_clock(self) -> Job:
         """Return the job with its times in seconds of the clock, as the client needs them."""
-        factor, window = self.slowdown or 1.0, self.window
-        return replace(
-            self,
-            timeout_s=self.timeout_s * factor,
-            window=replace(
-                window,
-                start_s=window.start_s * factor,
-                end_s=window.end_s * factor,
-                drain_s=window.drain_s * factor,
-            ),
-        )
+        factor = self.slowdown or 1.0
+        return replace(scaled(self, factor), window=scaled(self.window, factor))
 
     def requests(self) -> tuple[ScheduledRequest, ...]:
         """Draw the schedule; equal jobs have equal schedules."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Spec
+from minicluster.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class StepCoefficients(Spec):
 
     def scaled(self, factor: float) -> StepCoefficients:
         """Return the coefficients of a step that takes *factor* times as long."""
-        return _scaled(self, "_s", factor)
+        return scaled(self, factor)
 
     def slowed(self, *, prompts: float, decode: float) -> StepCoefficients:
         """Return a step that takes *decode* times as long, and prompts in it *prompts* times."""
@@ -217,7 +218,7 @@ class PathCoefficients(Spec):
 
     def scaled(self, *, request: float, transfer: float) -> PathCoefficients:
         """Return a path whose request and whose KV pull take these times as long."""
-        return _scaled(_scaled(self, "request_", request), "transfer_", transfer)
+        return scaled(scaled(self, request, "request_"), transfer, "transfer_")
 
 
 DELAYS_PER_REQUEST = 2
@@ -250,15 +251,4 @@ class Interference(Spec):
 
     def scaled(self, *, prefill: float, decode: float) -> Interference:
         """Return the same with what is added to either pool's steps times its factor."""
-        return _scaled(_scaled(self, "prefill_", prefill), "decode_", decode)
-
-
-Coefficients = TypeVar("Coefficients", StepCoefficients, PathCoefficients, Interference)
-
-
-def _scaled(coefficients: Coefficients, affix: str, factor: float) -> Coefficients:
-    """Multiply the fields whose names begin or end with *affix*."""
-    names = [
-        f.name for f in fields(coefficients) if f.name.startswith(affix) or f.name.endswith(affix)
-    ]
-    return replace(coefficients, **{name: factor * getattr(coefficients, name) for name in names})
+        return scaled(scaled(self, prefill, "prefill_"), decode, "decode_")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -68,17 +68,6 @@ class Sample:
     detail: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
     cached_tokens: int | None = None
-
-    def scaled(self, factor: float) -> Sample:
-        """Return the sample with all its times *factor* times as long."""
-        return replace(
-            self,
-            due_s=self.due_s * factor,
-            send_s=self.send_s * factor,
-            end_s=self.end_s * factor,
-            chunk_s=tuple(time_s * factor for time_s in self.chunk_s),
-            phases_s={name: time_s * factor for name, time_s in self.phases_s.items()},
-        )
 
     @property
     def ok(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.config import read_lines
@@ -43,10 +43,6 @@ class ScheduledRequest:
     prefix_tokens: int = 0
     class_of: int = 0
     adapter: int | None = None
-
-    def slowed(self, factor: float) -> ScheduledRequest:
-        """Return the request with all its times *factor* times as long."""
-        return replace(self, due_s=self.due_s * factor, think_s=self.think_s * factor)
 
 
 def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:
