@@ -51,18 +51,12 @@ and sends nothing may be busy with one long step, so it has the shortest default
 
 class Dispatcher:
     """
-    One process's share of a run.
+    One process's share of a run; `stop` is why it ended (`Client.stop`).
 
     Due times are absolute, so lateness does not add up. Each request is a greenlet of its own
     and leaves one sample however it ends. A request that follows another (closed loop, next turn)
-    is due when that one has ended, plus the thinking time.
-
-    The run ends by itself with `died` once the target refuses connections, or lets requests time
-    out while no open stream receives anything; see `DEAD_AFTER_S`.
-
-    Attributes:
-        stop: why the run ended; see `Client.stop`.
-        killed: whether Locust killed this greenlet; the caller has to end as well.
+    is due when that one has ended, plus the thinking time. The run ends by itself with `died` once
+    the target refuses connections, or lets requests time out while no open stream gets anything.
     """
 
     def __init__(
@@ -94,7 +88,7 @@ class Dispatcher:
         self._cpu_s: list[tuple[float, float]] = []
         self.sent = self.done = self.failed = 0
         self.stop = "complete"
-        self.killed = False
+        self.killed = False  # by Locust: the caller has to end as well
 
     @property
     def window_left(self) -> int:

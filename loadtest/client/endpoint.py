@@ -35,14 +35,7 @@ SHOWN_CHARACTERS = 400  # most characters of an endpoint's own reason in a messa
 
 
 class StatusError(TargetFailed):
-    """
-    The endpoint answered with another status than 200.
-
-    Attributes:
-        status: that it answered with.
-        said: its own reason; empty: none.
-        body: the beginning of the answer.
-    """
+    """The endpoint answered with an error status, what it *said*, and its *body*'s beginning."""
 
     def __init__(self, message: str, *, status: int, said: str, body: str) -> None:
         self.status, self.said, self.body = status, said, body
@@ -130,17 +123,13 @@ def ask(
     Send one request with the API key of the environment; the caller closes the response.
 
     Args:
-        url: on a host that `base_address` has checked.
         expected: what should answer there.
         body: JSON to POST; `None`: GET.
         wait_s: time limit of the connection, and of each read.
-        insecure: whether any certificate is accepted, and no key sent.
 
     Raises:
-        InputError: as `authorization`.
         StatusError: the answer is an error status.
-        OSError: no answer.
-        http.client.HTTPException: the answer is no HTTP.
+        OSError, http.client.HTTPException: no answer, or none in HTTP.
     """
     headers = authorization(os.environ, insecure=insecure)
     if body is not None:
@@ -237,14 +226,11 @@ def check_models(
     Return the model to request, names of its adapters, and the engines' slowdown.
 
     Args:
-        host: address of the endpoint.
         model: served name; `None`: the only one served.
-        adapters: number of LoRA adapters that requests name: the first that the endpoint lists
-            beside the model.
-        insecure: accept any certificate, and send no key.
+        adapters: number of LoRA adapters: the first that the endpoint lists beside the model.
 
     Raises:
-        InputError: *model* is not served, or it is `None` and several are; or too few adapters are.
+        InputError: the model is not served, or not the only one; or too few adapters are.
         TargetFailed: as `served_models`.
     """
     models, slowdown = served_models(host, insecure=insecure)
@@ -274,7 +260,6 @@ def complete(
     Request one completion or chat, and read its stream; whether it is whole, `finish` says.
 
     Args:
-        url, expected, body, insecure: as `loadtest.client.endpoint.ask`.
         wait_s: time limit of the whole answer.
 
     Raises:

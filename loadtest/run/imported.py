@@ -107,7 +107,7 @@ def most_in_flight(answers: Sequence[ToolRequest]) -> int:
 
 def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None) -> None:
     """
-    Write the folder of a run from the results of another load generator.
+    Write the folder of a run from the results of another load generator, told by what is in them.
 
     All requests count, but those that the tool cut off when it ended. TTFT begins with the send
     where the tool does not keep when a request was due; whether it capped the requests in flight
@@ -115,12 +115,10 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
     tokens after the first are spread evenly, so that TPOT is right and gaps are means.
 
     Args:
-        results: of the tool; recognised by what is in it.
         plan: that the endpoint was deployed from: its load and SLO are those of the run.
         benchmark: of a GuideLLM file with several, from 1.
 
-    Raises InputError: a file of no such tool, one without all single requests, holes or
-    contradictions in it, or a folder that cannot be written.
+    Raises InputError: holes or contradictions in the file, or a folder that cannot be written.
     """
     tool, found, pacing = _read(results, benchmark)
     answers = sorted(found, key=lambda request: request.due_s)

@@ -33,13 +33,9 @@ class MockConfig:
     Configuration of the mock server: its timings, and the faults that it has.
 
     Attributes:
-        ttft_s: time from receiving a request to sending its first token.
-        itl_s: time between tokens.
-        tokens_per_chunk: tokens merged into one chunk.
         early_chunk: 1: an empty chunk is sent at once, as some servers do.
         usage: 0: no usage is sent at all; 1: each chunk has the running total, as vLLM sends it.
         stall_at_s: seconds from the first request to a pause of all streams.
-        stall_s: length of that pause.
         cut_after_tokens: tokens after which the connection is cut; 0: never.
         mute_after_tokens: tokens after which nothing is sent, while the connection stays; 0: never.
         endless: 1: tokens never end.
@@ -50,11 +46,9 @@ class MockConfig:
         flood: 1: lines after each chunk, faster than any client reads them.
         unclosed: 1: the answer is marked as ended, and the response stays open.
         timing: `Server-Timing` header; empty: the true one.
-        key: required API key; empty: none.
         die_after_s: seconds from the second request to the server's exit, as the first comes before
             the load; 0: never.
         template_tokens: tokens of a chat beyond its words.
-        model: served name.
     """
 
     ttft_s: float = 0.05

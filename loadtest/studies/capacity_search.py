@@ -129,10 +129,8 @@ class CapacitySearch:
 
     Attributes:
         inputs_hash: identifies the plan; the search of another plan is not resumed.
-        first_requests_per_s: the first rate.
         resolution_fraction: allowed distance of the lowest rate that misses from the highest that
             holds, as a fraction of the latter.
-        most_requests: largest number of requests of one probe.
         predicted_requests_per_s: highest rate at which the plan predicts the SLO to hold.
         saturation_requests_per_s: rate at which a pool of the plan is fully utilised.
     """

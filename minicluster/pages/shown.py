@@ -27,11 +27,7 @@ def sections_of(result: object) -> Sequence[Section]:  # noqa: ARG001  (by its t
 
 @singledispatch
 def columns_of(result: object) -> Columns:
-    """
-    Return a result as columns of equal lengths, by name; packages register it likewise.
-
-    Raises TypeError: the type is not registered.
-    """
+    """Return a result as columns of equal lengths, by name; packages register it likewise."""
     raise TypeError(f"no columns are registered for {type(result).__name__}")
 
 
@@ -41,15 +37,10 @@ class Shown:
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        """Return the result as a notebook shows it; `None`: as text."""
         return render_parts(sections_of(self)) or None
 
     def to_frame(self) -> DataFrame:
-        """
-        Return the result as a pandas frame; columns carry their units in their names.
-
-        Raises InputError: pandas is not installed.
-        """
+        """Return the result as a pandas frame; columns carry their units in their names."""
         if find_spec("pandas") is None:
             raise InputError("pandas", None, "an installed package", "`pip install pandas`")
         from pandas import DataFrame  # noqa: PLC0415  (slow, and not everywhere)
