@@ -38,8 +38,8 @@ def launch_client(
 
     Twice a second *report* gets the seconds since the start (`t_s`) and the numbers of requests
     `sent`, `done` and `failed`. The client has a session of its own, so that Ctrl-C reaches it
-    once, through this process. It ends by itself if this process disappears, or if the endpoint does, and
-    keeps the *lock* of the folder until then.
+    once, through this process. It ends by itself if this process disappears, or if the endpoint
+    does, and keeps the *lock* of the folder until then.
 
     Raises:
         KeyboardInterrupt: passed on after the client has ended and kept its partial results.
