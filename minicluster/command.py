@@ -27,7 +27,6 @@ ENDINGS = tuple(
 
 @contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Handle signals by *handler* for a while."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -38,7 +37,6 @@ def _handled(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[No
 
 @contextmanager
 def _blocked(number: signal.Signals) -> Iterator[None]:
-    """Have a signal wait for a while."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -62,19 +60,15 @@ def uninterrupted() -> AbstractContextManager[None]:
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """
-    Let Ctrl-C, SIGTERM and SIGHUP wait for the end of a step that must not be left half done.
-
-    Raises KeyboardInterrupt: at that end, if there was one.
-    """
-    asked: list[int] = []
+    """Let Ctrl-C, SIGTERM and SIGHUP wait, as a KeyboardInterrupt, for the end of a step."""
+    interrupts: list[int] = []
 
     def keep(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        interrupts.append(number)
 
     with _handled((signal.SIGINT, *ENDINGS), keep):
         yield
-    if asked:
+    if interrupts:
         raise KeyboardInterrupt
 
 
@@ -99,31 +93,21 @@ def loading(name: str) -> Iterator[None]:
 
 
 def find_command(name: str) -> str:
-    """
-    Return the path of one of our commands: beside this Python, else the one on the path.
-
-    Raises InputError: there is none.
-    """
+    """Return the path of one of our commands, beside this Python or on the path, or refuse."""
     beside = shutil.which(name, path=str(Path(sys.executable).parent))
-    found = beside or shutil.which(name)
-    if found is None:
+    path = beside or shutil.which(name)
+    if path is None:
         raise InputError(name, None, f"the {name} command beside this Python", "run `make setup`")
-    return found
+    return path
 
 
 def run_child(command: Sequence[str], **options: Any) -> int:  # noqa: ANN401  (Popen's own)
     """
-    Run *command* to its end.
+    Run one of our programs to its end, and return its exit code.
 
     Ctrl-C, SIGTERM and SIGHUP reach it as one SIGINT, and then it has all the time it needs to
     stop what it started itself; `subprocess.run` would kill it after a quarter of a second. While
     its interpreter starts, which would show a traceback, the SIGINT waits for `loading`.
-
-    Args:
-        command: one of our programs, and its arguments.
-        options: of `subprocess.Popen`.
-
-    Returns: Its exit code.
 
     Raises KeyboardInterrupt: this process got such a signal; the command has ended by now.
     """

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-ROOT = Path(__file__).parents[1]
-"""Folder that holds the packages."""
+ROOT = Path(__file__).parents[1]  # folder that holds the packages
 
 SOURCES = (
     "minicluster/engine_model/decode_batch.py",

@@ -1,4 +1,4 @@
-"""TOML and JSON to specs: the only file that knows pydantic and tomllib."""
+"""TOML and JSON to specs, by pydantic, which the specs themselves do not import."""
 
 from __future__ import annotations
 
@@ -36,14 +36,7 @@ its default holds.
 
 
 def parse(cls: type[T], raw: object, *, place: str) -> T:
-    """
-    Turn parsed TOML or JSON into a spec.
-
-    Args:
-        cls: a spec, or any dataclass of specs.
-
-    Raises InputError: the first thing wrong, with its place, value and expectation.
-    """
+    """Turn parsed TOML or JSON into a dataclass of specs; InputError: the first thing wrong."""
     try:
         # Strict mode takes a dataclass only from JSON, and JSON has no NaN to let through.
         text = json.dumps(raw, allow_nan=False, default=str)
@@ -56,12 +49,12 @@ def parse(cls: type[T], raw: object, *, place: str) -> T:
 
 def _parse_json(cls: type[T], text: str, place: str) -> T:
     try:
-        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
+        spec: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         raise _first(error, place) from None
     except InputError as error:
         raise error.inside(place) from None
-    return found
+    return spec
 
 
 @cache
@@ -110,11 +103,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, expectation: str) -> object:
-    """
-    Read a JSON file.
-
-    Raises InputError: no such file, or no JSON; *expectation* is what the file should be.
-    """
+    """Read a JSON file, which should be the *expectation*, or refuse it."""
     text = read_text(path, expectation)
     try:
         return json.loads(text)
@@ -124,13 +113,10 @@ def read_json(path: Path, expectation: str) -> object:
 
 def read_lines(cls: type[T], path: Path, expectation: str, *, torn: bool = False) -> tuple[T, ...]:
     """
-    Read a file of JSON lines, each of them a *cls*.
+    Read a file of JSON lines, each of them a *cls*, or refuse the first that is none.
 
     Args:
-        expectation: what the file should be.
         torn: whether a last line without its end is left out: its writer was killed.
-
-    Raises InputError: no such file, or the first line that is no *cls*, by its number.
     """
     *lines, last = read_text(path, expectation).split("\n")
     lines += [last] if last and not torn else []
@@ -141,10 +127,9 @@ def parse_scenario(
     raw: dict[str, Any], overrides: Overrides = (), *, place: str, take_trace: TakeTrace
 ) -> ScenarioSpec:
     """
-    Turn a parsed scenario into a spec.
+    Turn a parsed scenario, which the overrides change, into a spec.
 
     Args:
-        raw: what `read_toml` gave; changed by the overrides.
         overrides: see `Overrides`; one of a rate takes the place of users, and the other way round;
             one of lengths that of a trace, and the other way round.
         take_trace: writes rate and lengths of a trace into the table of a load.
@@ -153,13 +138,13 @@ def parse_scenario(
     """
     before = _trace_of(raw)
     overridden(raw, overrides)
-    names = {key for key, _ in _pairs(overrides)}
-    _replace_engine(raw.get("engine"), names)
+    overridden_keys = {key for key, _ in _pairs(overrides)}
+    _replace_engine(raw.get("engine"), overridden_keys)
     if overrides:
         place += " with " + " ".join(_words(overrides))
     workload = raw.get("workload")
     if isinstance(workload, dict):
-        _replace_lengths(workload, names, place=f"{place}: workload")
+        _replace_lengths(workload, overridden_keys, place=f"{place}: workload")
         # A scenario that has a trace and its lengths was read before.
         if workload.get("trace") is not None and not (before and workload.get("lengths")):
             take_trace(workload, f"{place}: workload")
@@ -173,9 +158,9 @@ def parse_scenario(
         for where, table in tables.items():
             _check_load(table, place=f"{place}: {where}")
             if table.get("users") is not None and not (classes and table is workload):
-                _rate_of_users(table, raw.get("slo"), names, place=f"{place}: {where}")
+                _rate_of_users(table, raw.get("slo"), overridden_keys, place=f"{place}: {where}")
         if classes:
-            _sum_rates(workload, list(tables.values())[1:], names, place=place)
+            _sum_rates(workload, list(tables.values())[1:], overridden_keys, place=place)
     return parse(ScenarioSpec, raw, place=place)
 
 
@@ -184,25 +169,30 @@ LENGTH_KEYS = ("trace", "lengths", "input_tokens", "output_tokens")
 
 
 def _trace_of(raw: Mapping[str, Any]) -> object:
-    """Return the trace that a scenario names; `None`: none."""
     workload = raw.get("workload")
     return workload.get("trace") if isinstance(workload, dict) else None
 
 
-def _replace_engine(engine: object, given: set[str]) -> None:
+def _replace_engine(engine: object, overridden_keys: set[str]) -> None:
     """Take out the version in the file where an override names the engine alone."""
-    if isinstance(engine, dict) and "engine.name" in given and "engine.version" not in given:
+    if (
+        isinstance(engine, dict)
+        and "engine.name" in overridden_keys
+        and "engine.version" not in overridden_keys
+    ):
         engine.pop("version", None)
 
 
-def _replace_lengths(workload: dict[str, Any], given: set[str], *, place: str) -> None:
+def _replace_lengths(workload: dict[str, Any], overridden_keys: set[str], *, place: str) -> None:
     """Take out lengths in the file that those of the overrides replace, and a trace's its rate."""
-    named = [key for key in LENGTH_KEYS if f"workload.{key}" in given and workload.get(key)]
+    named = [
+        key for key in LENGTH_KEYS if f"workload.{key}" in overridden_keys and workload.get(key)
+    ]
     if not named:
         return
     kept = {"input_tokens", "output_tokens"} if "tokens" in named[0] else {named[0]}
     for key in (*LENGTH_KEYS, *(["requests_per_s"] if named[0] == "trace" else [])):
-        if key not in kept and f"workload.{key}" not in given:
+        if key not in kept and f"workload.{key}" not in overridden_keys:
             dropped = workload.pop(key, None)
             if key == "trace" and dropped and not {"requests_per_s", "users"} & workload.keys():
                 expected = "a number: lengths take the place of the trace, which had a rate"
@@ -221,7 +211,9 @@ def scenario_tables(scenario: ScenarioSpec) -> dict[str, Any]:
     return raw
 
 
-def _rate_of_users(table: dict[str, Any], slo: object, given: set[str], *, place: str) -> None:
+def _rate_of_users(
+    table: dict[str, Any], slo: object, overridden_keys: set[str], *, place: str
+) -> None:
     """
     Write the rate of users who get every answer as late as the limits allow.
 
@@ -230,10 +222,10 @@ def _rate_of_users(table: dict[str, Any], slo: object, given: set[str], *, place
     """
     if table.get("requests_per_s") is not None:
         name = f"workload.classes.{table['name']}" if "name" in table else "workload"
-        new = [key for key in ("users", "requests_per_s") if f"{name}.{key}" in given]
+        new = [key for key in ("users", "requests_per_s") if f"{name}.{key}" in overridden_keys]
         if new == ["requests_per_s"]:
             del table["users"]
-            if f"{name}.think_s" not in given:
+            if f"{name}.think_s" not in overridden_keys:
                 table.pop("think_s", None)
             return
         if new != ["users"]:
@@ -266,21 +258,27 @@ def _at_least(value: object, least: float) -> bool:
 
 
 def _sum_rates(
-    workload: dict[str, Any], classes: list[dict[str, Any]], given: set[str], *, place: str
+    workload: dict[str, Any],
+    classes: list[dict[str, Any]],
+    overridden_keys: set[str],
+    *,
+    place: str,
 ) -> None:
-    """Write the rate of all classes; scale theirs to a rate that an override gives."""
-    rates = [each.get("requests_per_s") for each in classes]
-    known = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
-    total, asked = sum(known), workload.get("requests_per_s")
-    if "workload.requests_per_s" in given and isinstance(asked, int | float):
-        if any(each.get("users") is not None for each in classes):
+    rates = [part.get("requests_per_s") for part in classes]
+    positive_rates = [rate for rate in rates if isinstance(rate, int | float) and rate > 0]
+    total, whole_rate = sum(positive_rates), workload.get("requests_per_s")
+    if "workload.requests_per_s" in overridden_keys and isinstance(whole_rate, int | float):
+        if any(part.get("users") is not None for part in classes):
             expected = "no rate of all classes: some have users"
             raise InputError(
-                f"{place}: workload.requests_per_s", asked, expected, "change each class by itself"
+                f"{place}: workload.requests_per_s",
+                whole_rate,
+                expected,
+                "change each class by itself",
             )
-        for each in classes if known == rates and known else ():
-            each["requests_per_s"] *= asked / total
-    elif asked is None or any(key.startswith("workload.classes") for key in given):
+        for part in classes if positive_rates == rates and positive_rates else ():
+            part["requests_per_s"] *= whole_rate / total
+    elif whole_rate is None or any(key.startswith("workload.classes") for key in overridden_keys):
         workload["requests_per_s"] = total or 1.0  # a class without a rate is refused by itself
 
 
@@ -323,7 +321,6 @@ def overridden(raw: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
 
 
 def _inner(table: Any, name: str) -> Any:  # noqa: ANN401  (parsed TOML)
-    """Return a table inside another, made where there is none, or a class of a list by its name."""
     if isinstance(table, dict):
         return table.setdefault(name, {})
     known = table if isinstance(table, list | tuple) else ()
@@ -335,7 +332,6 @@ def _pairs(overrides: Overrides) -> Iterable[tuple[str, object]]:
 
 
 def _pair(text: str) -> tuple[str, object]:
-    """Read `key=value`."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise InputError("--set", text, "key=value, for example workload.requests_per_s=20")
@@ -345,7 +341,6 @@ def _pair(text: str) -> tuple[str, object]:
 
 
 def _words(overrides: Overrides) -> Iterator[str]:
-    """Yield each override as it was given."""
     if isinstance(overrides, Mapping):
         yield from (f"{key}={written(value)}" for key, value in overrides.items())
     else:
@@ -355,7 +350,7 @@ def _words(overrides: Overrides) -> Iterator[str]:
 def toml_value(text: str) -> object:
     """Return a value as TOML writes it; text may stand without quotes."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
-    return found["value"] if found.keys() == {"value"} else text
+    return table["value"] if table.keys() == {"value"} else text

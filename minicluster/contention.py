@@ -19,10 +19,9 @@ BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTimes:
     """
-    Processor time spent on this machine up to one moment.
+    Processor time spent on this machine up to one moment of the monotonic clock.
 
     Attributes:
-        at_s: the moment, monotonic.
         busy_s: of the cores that this process may use, steal included, in core seconds.
         ours_s: of that, our processes'.
     """
@@ -39,7 +38,7 @@ def cpu_times(pids: Iterable[int]) -> CpuTimes:
     cores = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in usable]
     return CpuTimes(
         at_s=time.monotonic(),
-        busy_s=sum(getattr(each, name) for each in cores for name in BUSY),
+        busy_s=sum(getattr(core, name) for core in cores for name in BUSY),
         ours_s=sum(map(_process_s, pids)),
         cores=len(cores),
     )
@@ -67,8 +66,7 @@ class ContentionMeter:
 
     Attributes:
         last: the clocks at the end of the last interval.
-        counted_s: length of the intervals that count.
-        others_s: of that, times the share of the others.
+        counted_s, others_s: length of the intervals that count, and the others' part of it.
     """
 
     last: CpuTimes
@@ -90,7 +88,6 @@ class ContentionMeter:
 
 
 def _process_s(pid: int) -> float:
-    """Return the processor time of a process, and of its children that have ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:

@@ -38,8 +38,7 @@ class Fault(str):
     __slots__ = ()
 
 
-SET = Fault("is set")
-"""The fault of a value that does not matter where none is expected."""
+SET = Fault("is set")  # the fault of a value that does not matter where none is expected
 
 
 def unreadable(error: OSError) -> Fault:
@@ -61,8 +60,7 @@ def wrong_kind(value: object) -> Fault:
     return Fault(f"is {KINDS.get(type(value).__name__, 'a number')}")
 
 
-LONGEST_VALUE = 200
-"""Characters of a value that a message repeats."""
+LONGEST_VALUE = 200  # characters of a value that a message repeats
 
 
 def written(value: object) -> str:

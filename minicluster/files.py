@@ -17,19 +17,11 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-SURPLUS = "cells beyond the last column"
-"""Column of a table under which these are."""
+SURPLUS = "cells beyond the last column"  # column of a table under which these are
 
 
 def read_text(path: Path, expectation: str) -> str:
-    """
-    Read a file in UTF-8, with or without a byte order mark.
-
-    Args:
-        expectation: what the file should be.
-
-    Raises InputError: no such file, or binary data.
-    """
+    """Read a file in UTF-8, with or without a byte order mark, or refuse it."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -42,11 +34,7 @@ def read_table(
     path: Path, expectation: str, columns: Sequence[str], delimiter: str = ","
 ) -> list[tuple[str, dict[str, Any]]]:
     """
-    Read a CSV file whose first line names the columns.
-
-    Args:
-        expectation: what the file should be.
-        columns: that it must have.
+    Read a CSV file whose first line names the columns, those of *columns* among them.
 
     Returns: Each line: its place, as errors name it, and its cells by column. Cells beyond the last
     column are a list under `SURPLUS`, and cells missing at the end are `None`.
@@ -82,14 +70,10 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Iterable[obje
 
 def write_atomically(path: Path, text: str) -> None:
     """
-    Write *text* so that *path* holds it whole, or what it held before.
+    Write *text* so that *path* holds it whole, or what it held before, also after a loss of power.
 
-    Args:
-        path: of the file; its folder exists. A link stays a link. A pipe or a device
-            (`/dev/stdout`) is written to: replacing it would take it from every other program.
-        text: written as UTF-8, line ends as they are.
-
-    The text is on the disk before the file has its name, so a loss of power leaves it whole too.
+    A link stays a link. A pipe or a device (`/dev/stdout`) is written to: replacing it would take
+    it from every other program.
 
     Raises InputError: the file cannot be written; nothing is left of it.
     """
@@ -97,11 +81,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_together(texts: Mapping[Path, str]) -> None:
-    """
-    Write files as `write_atomically` does: if one has no room on the disk, all stay as they were.
-
-    Raises InputError: one of them cannot be written.
-    """
+    """Write files as `write_atomically` does: if one has no room, all stay as they were."""
     partials: dict[Path, Path] = {}
     try:
         for path, text in texts.items():
@@ -125,11 +105,7 @@ def write_together(texts: Mapping[Path, str]) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """
-    Refuse a file that cannot be written, before the work whose result it is to hold.
-
-    Raises InputError: it is a folder, its folder is not there, or this user may not write there.
-    """
+    """Refuse a file that cannot be written, before the work whose result it is to hold."""
     folder = path.parent
     if path.is_dir():
         raise InputError(str(path), "a folder", "a file that can be written")
@@ -140,14 +116,7 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def make_folder(folder: Path, place: str) -> None:
-    """
-    Make a folder, and those above it, where it is not there.
-
-    Args:
-        place: of the folder, such as an option.
-
-    Raises InputError: a file is in its place, or this user may not write there.
-    """
+    """Make a folder, which errors name as that of *place*, and those above it, or refuse."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -161,8 +130,7 @@ def locked(path: Path, place: str, user: str) -> Iterator[int]:
     Keep every other process out of a lock until the end; the kernel frees that of a dead process.
 
     Args:
-        path: of the lock: it holds the number of the process that has it, and is removed at the
-            end.
+        path: file that holds the number of the process that has the lock; removed at the end.
         place: what is in use while the lock is taken, such as an option.
         user: what has it then, such as a command.
 
@@ -179,7 +147,6 @@ def locked(path: Path, place: str, user: str) -> Iterator[int]:
 
 
 def _open_lock(path: Path, place: str, user: str) -> FileIO:
-    """Return the open file of a lock that this process has now."""
     while True:
         try:
             # Without a buffer, which a full disk would keep from being flushed at the end.

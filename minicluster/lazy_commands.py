@@ -26,10 +26,9 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
     Args:
         package: the package of the commands' modules.
         about: what the app is for.
-        commands: what the help lists, in its order; a `Typer` in place of a function has commands
-            of its own.
+        commands: what the help lists; a `Typer` in place of a function has commands of its own.
     """
-    modules = {name: where for each in commands.values() for name, (where, _) in each.items()}
+    modules = {name: where for listed in commands.values() for name, (where, _) in listed.items()}
 
     class LazyGroup(TyperGroup):
         """A command group that lists commands by the table, and imports the one that runs."""
@@ -51,8 +50,8 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  (likewise)
             """Return the command that the arguments name, imported, and the other arguments."""
             name, _, rest = super().resolve_command(ctx, args)
-            found = None if name is None else imported(f"{package}.{modules[name]}", name)
-            return name, found, rest
+            command = None if name is None else imported(f"{package}.{modules[name]}", name)
+            return name, command, rest
 
     app = typer.Typer(cls=LazyGroup, help=about, no_args_is_help=True)
 
@@ -66,12 +65,12 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
 def imported(where: str, name: str) -> Any:  # noqa: ANN401  (likewise)
     """Import the command, or the group of commands, at `module:attribute`."""
     module, _, attribute = where.partition(":")
-    found = getattr(import_module(module), attribute)
+    target = getattr(import_module(module), attribute)
     one = typer.Typer()
-    if isinstance(found, typer.Typer):
-        one.add_typer(found, name=name)
+    if isinstance(target, typer.Typer):
+        one.add_typer(target, name=name)
     else:
-        one.command(name=name)(found)
+        one.command(name=name)(target)
     return get_group(one).commands[name]
 
 
@@ -90,7 +89,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         for key in keys
     ]
-    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
     @wraps(command)
     def run(**values: Any) -> None:  # noqa: ANN401  (a command's options)
@@ -98,5 +97,5 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         command(options, **values)
 
     run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in named}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
     return run

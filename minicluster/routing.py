@@ -55,8 +55,7 @@ class RoutingPolicy:
     by_prefix: bool
 
 
-POLICIES: dict[str, RoutingPolicy] = {}
-"""Every policy by its name in scenarios and plans."""
+POLICIES: dict[str, RoutingPolicy] = {}  # every policy by its name in scenarios and plans
 
 
 def routing_policy(
@@ -155,13 +154,7 @@ class PrefixIndex:
     __slots__ = ("_block_tokens", "_kept", "_most_blocks")
 
     def __init__(self, most_blocks: int, block_tokens: int) -> None:
-        """
-        Start empty.
-
-        Args:
-            most_blocks: blocks that a replica keeps.
-            block_tokens: tokens of a block.
-        """
+        """Start empty, for so many blocks a replica."""
         self._most_blocks = most_blocks
         self._block_tokens = block_tokens
         self._kept: dict[Hashable, OrderedDict[int, None]] = {}
@@ -170,20 +163,17 @@ class PrefixIndex:
         """
         Return the tokens that a replica would have to compute of a prompt, at least 1.
 
-        Args:
-            replica: its name.
-            tokens: of the whole prompt.
-            blocks: ids of its whole blocks, in order; equal ids mean equal prompts up to there.
+        Equal ids of whole *blocks*, in order, mean equal prompts up to there.
         """
         kept = self._kept.get(replica)
         if kept is None:
             return tokens
-        found = 0
+        cached = 0
         for block in blocks:
             if block not in kept:
                 break
-            found += 1
-        return max(1, tokens - found * self._block_tokens)
+            cached += 1
+        return max(1, tokens - cached * self._block_tokens)
 
     def note(self, replica: Hashable, blocks: Sequence[int]) -> None:
         """Note that a prompt goes to a replica; its first blocks are the last to be dropped."""
@@ -206,12 +196,7 @@ def loads_in_groups(
     Return the loads that a policy compares: of equal ones, that of the less loaded group is less.
 
     The ranks of a data-parallel group step together, so prompts in one group delay one another
-    while another group is idle.
-
-    Args:
-        own: what each replica has outstanding.
-        groups: the group of each replica.
-        more: what the request would add at each; nothing: the same at all.
+    while another group is idle. *more* is what the request would add at each; `None`: the same.
     """
     members = Counter(groups)
     total: dict[Hashable, float] = {}
@@ -240,22 +225,11 @@ class Balancer:
         group: int,
         index: PrefixIndex | None = None,
     ) -> None:
-        """
-        Begin without load.
-
-        Args:
-            policy: its name.
-            replicas: their number.
-            rng: what the policy draws from.
-            group: consecutive replicas that step together.
-            index: what prefix caches hold; not read where the policy does not go by it.
-
-        Raises InputError: no policy has that name.
-        """
-        found = find_policy(policy)
-        self._choose = found.choose
-        self._by_tokens = found.counts_tokens
-        self._index = index if found.by_prefix else None
+        """Begin without load; *group* consecutive replicas step together."""
+        chosen = find_policy(policy)
+        self._choose = chosen.choose
+        self._by_tokens = chosen.counts_tokens
+        self._index = index if chosen.by_prefix else None
         self._loads = [0.0] * replicas
         self._sent: dict[int, tuple[int, float]] = {}
         self._group = group
@@ -263,21 +237,14 @@ class Balancer:
         self._turn = 0
 
     def choose(self, request: int, tokens: int, blocks: Sequence[int] = ()) -> int:
-        """
-        Return the replica for a request, and add its load there.
-
-        Args:
-            request: its number.
-            tokens: of its prompt.
-            blocks: ids of the prompt's whole blocks (`PrefixIndex`).
-        """
+        """Return the replica for a request with a prompt of *blocks*, and add its load there."""
         index = self._index
         if index is None or not blocks:
             at = self._choose(self._loads, self._rng, self._turn)
             self.add(request, at, tokens)
         else:
             replicas = range(len(self._loads))
-            own = [index.uncached_tokens(each, tokens, blocks) for each in replicas]
+            own = [index.uncached_tokens(replica, tokens, blocks) for replica in replicas]
             weight = OWN if self._group > 1 else 1
             loads = [load + weight * more for load, more in zip(self._loads, own, strict=True)]
             at = self._choose(loads, self._rng, self._turn)

@@ -75,7 +75,6 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 
 def _invoke(command: Any, name: str) -> Any:  # noqa: ANN401
-    """Run the command of this process's arguments; returns what it returns."""
     try:
         with command.make_context(name, sys.argv[1:], help_option_names=HELP) as context:
             return command.invoke(context)
@@ -87,7 +86,6 @@ def _invoke(command: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def _with_notes(line: str, error: BaseException) -> str:
-    """Return *line*, and below it what went wrong while the error was dealt with."""
     return "\n".join([line, *getattr(error, "__notes__", ())])
 
 

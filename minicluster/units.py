@@ -1,6 +1,9 @@
-"""Quantities as people read them."""
+"""Quantities as people read them, and values whose quantities are scaled."""
 
 from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 SCALES = (
     # From this many seconds on: seconds of the unit, digits behind the point, unit. Each begins
@@ -28,3 +31,22 @@ def signed_seconds(difference: float) -> str:
 def gigabytes(size_bytes: float, digits: int = 1) -> str:
     """Write bytes in units of 10^9."""
     return f"{size_bytes / 1e9:,.{digits}f} GB"
+
+
+Record = TypeVar("Record")
+
+
+def scaled(record: Record, factor: float, affix: str = "_s") -> Record:
+    """Multiply the fields of a dataclass whose names begin or end with *affix*, as times do."""
+    keys = fields(record)  # type: ignore[arg-type]
+    names = [key.name for key in keys if key.name.startswith(affix) or key.name.endswith(affix)]
+    changed = {name: _times(getattr(record, name), factor) for name in names}
+    return replace(record, **changed)  # type: ignore[type-var]
+
+
+def _times(value: Any, factor: float) -> Any:  # noqa: ANN401  (numbers, or a tuple or table of them)
+    if isinstance(value, tuple):
+        return tuple(factor * number for number in value)
+    if isinstance(value, dict):
+        return {name: factor * number for name, number in value.items()}
+    return factor * value

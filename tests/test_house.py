@@ -138,6 +138,19 @@ def sources() -> dict[str, ast.Module]:
     }
 
 
+def test_pydantic_is_at_the_edge() -> None:
+    """It reads our files in one module; all others that import it are of serving."""
+    users = {
+        module
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pydantic"
+    }
+    assert {module for module in users if not module.startswith("serving.")} == {
+        "minicluster.config"
+    }
+
+
 def test_no_class_name_twice() -> None:
     nodes = (node for tree in sources().values() for node in ast.walk(tree))
     names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))

@@ -28,8 +28,7 @@ DEFAULT_REQUESTS = ", ".join(
     f"{percentile}: {default_requests(percentile):,}" for percentile in ("p99", "p95", "p90")
 )
 DEFAULT_LEVELS = "1,50,200@0.04,200"
-VOCAB_SIZE = 1000
-"""Default vocabulary: every model has that many plain token ids."""
+VOCAB_SIZE = 1000  # default vocabulary: every model has that many plain token ids
 
 APIS = ("completions", "chat")
 SIMULATED = "simulated engines, {:g} times slower than the plan: all seconds are the plan's"
@@ -370,8 +369,11 @@ def selftest(
         errors = [measure_client(level, seconds) for level in levels]
         tried = measure_capacity(seconds) if capacity else []
     if json:
-        found = {"errors": list(map(asdict, errors)), "capacity": list(map(asdict, tried)) or None}
-        typer.echo(dumps(found, indent=2))
+        document = {
+            "errors": list(map(asdict, errors)),
+            "capacity": list(map(asdict, tried)) or None,
+        }
+        typer.echo(dumps(document, indent=2))
     else:
         print_client_errors([*errors, *tried], Console())
         if tried:

@@ -179,13 +179,13 @@ def compare(
     from loadtest.verdict.verdict import conclude
 
     one, other = (conclude(read_run(f), {}, require_prediction=False) for f in (first, second))
-    found = compare_runs(one, other, (str(first), str(second)))
+    comparison = compare_runs(one, other, (str(first), str(second)))
     if output:
-        write_page(output, comparison_page(found, one, other))
+        write_page(output, comparison_page(comparison, one, other))
     if json:
-        typer.echo(as_json(found), nl=False)
+        typer.echo(as_json(comparison), nl=False)
         return
     console = Console()
-    console.print(comparison_table(found))
-    for line in comparison_lines(found):
+    console.print(comparison_table(comparison))
+    for line in comparison_lines(comparison):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -14,8 +14,7 @@ from minicluster.errors import InputError, TargetFailed
 from minicluster.http_client.sse import EventTooLongError
 
 PATH = "/v1/chat/completions"
-ANSWER_S = 60.0
-"""Time limit of one trial chat: its model may be compiled first."""
+ANSWER_S = 60.0  # time limit of one trial chat: its model may be compiled first
 
 TRIAL_TOKENS = 16
 """Length of the answers to them: endpoints of reasoning models refuse shorter ones."""
@@ -76,7 +75,6 @@ def learn_chat(
 
 
 def _prompt_tokens(host: str, model: str, text: str, *, limit_name: str, insecure: bool) -> int:
-    """Request a short answer, and return the prompt's length by `usage`."""
     request = {
         "model": model,
         "messages": [{"role": "user", "content": text}],

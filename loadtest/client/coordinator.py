@@ -25,6 +25,7 @@ from loadtest.run.client_health import (
 )
 from loadtest.run.schedule import share
 from minicluster.errors import InputError
+from minicluster.units import scaled
 from minicluster.workload.samples import Sample, to_line
 from minicluster.workload.schedule import read_schedule
 
@@ -37,11 +38,8 @@ if TYPE_CHECKING:
 
     from loadtest.run.job import Job
 
-LEAD_IN_S = 0.3
-"""Time between the start signal and the start: the signal has to reach every worker."""
-
-REPORT_S = 0.5
-"""Interval of the workers' reports; Locust gives up a worker that is silent for 5 s."""
+LEAD_IN_S = 0.3  # time between the start signal and the start: the signal has to reach every worker
+REPORT_S = 0.5  # interval of the workers' reports; Locust gives up a worker that is silent for 5 s
 
 
 class WorkerProcess:
@@ -72,7 +70,7 @@ class WorkerProcess:
     def _run(self, http: HTTPClient, request_event: Any) -> None:  # noqa: ANN401
         # In a thread: Locust gives up a worker whose event loop is blocked for seconds.
         reading = gevent.get_hub().threadpool.spawn(read_schedule, self._folder / "schedule.jsonl")
-        schedule = [request.slowed(self._job.slowdown or 1.0) for request in reading.get()]
+        schedule = [scaled(request, self._job.slowdown or 1.0) for request in reading.get()]
         start = self._start.get()
 
         def record(sample: Sample) -> None:
@@ -181,9 +179,9 @@ class Coordinator:
 
     def drop_missing(self, present: Sequence[str]) -> None:
         """End the run, which proves nothing, if a worker is not *present*; samples are kept."""
-        left = tuple(w for w in self._workers if w in present or w in self._clients)
-        if self._running and left != self._workers:
-            self._workers, self._lost_worker = left, True
+        present_or_done = tuple(w for w in self._workers if w in present or w in self._clients)
+        if self._running and present_or_done != self._workers:
+            self._workers, self._lost_worker = present_or_done, True
             self.end(LOST_WORKER)
             self._finish_if_all_reported()
 

@@ -34,14 +34,9 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 0.005
 """Interval of the timer whose lateness is measured: a quarter of a fast token interval."""
 
-TIMER_GRAIN_S = 0.001
-"""Resolution of the event loop's timers (libev)."""
-
-MAX_POLLING_FRACTION = 0.1
-"""Largest fraction of the run that may be spent polling for a due time."""
-
-FIRST_CONNECTION_S = 1.0
-"""Time limit of the connection that is opened before the run."""
+TIMER_GRAIN_S = 0.001  # resolution of the event loop's timers (libev)
+MAX_POLLING_FRACTION = 0.1  # largest fraction of the run that may be spent polling for a due time
+FIRST_CONNECTION_S = 1.0  # time limit of the connection that is opened before the run
 
 DEAD_AFTER_REQUESTS = 5
 """Consecutive requests without any sign of the target, after which it counts as dead."""
@@ -56,18 +51,12 @@ and sends nothing may be busy with one long step, so it has the shortest default
 
 class Dispatcher:
     """
-    One process's share of a run.
+    One process's share of a run; `stop` is why it ended (`Client.stop`).
 
     Due times are absolute, so lateness does not add up. Each request is a greenlet of its own
     and leaves one sample however it ends. A request that follows another (closed loop, next turn)
-    is due when that one has ended, plus the thinking time.
-
-    The run ends by itself with `died` once the target refuses connections, or lets requests time
-    out while no open stream receives anything; see `DEAD_AFTER_S`.
-
-    Attributes:
-        stop: why the run ended; see `Client.stop`.
-        killed: whether Locust killed this greenlet; the caller has to end as well.
+    is due when that one has ended, plus the thinking time. The run ends by itself with `died` once
+    the target refuses connections, or lets requests time out while no open stream gets anything.
     """
 
     def __init__(
@@ -99,7 +88,7 @@ class Dispatcher:
         self._cpu_s: list[tuple[float, float]] = []
         self.sent = self.done = self.failed = 0
         self.stop = "complete"
-        self.killed = False
+        self.killed = False  # by Locust: the caller has to end as well
 
     @property
     def window_left(self) -> int:
@@ -216,7 +205,6 @@ class Dispatcher:
             request = self._next.get(request.index)
 
     def _send_next(self, task: RequestTask, following: ScheduledRequest, ids: Ids) -> None:
-        """Send the request that follows *task*, after its thinking time."""
         conversation = None
         if following.session is not None:
             answer = [i for i in task.stream.token_ids if 0 <= i < self._job.vocab_size]
@@ -249,7 +237,6 @@ class Dispatcher:
         return max(latest_s, self._last_chunk_s) > sample.send_s
 
     def _measure_heartbeat(self) -> None:
-        """Measure how late this process wakes, and the share of its core that it uses."""
         while True:
             before_s = time.monotonic()
             gevent.sleep(HEARTBEAT_S)
@@ -282,7 +269,7 @@ class Dispatcher:
         pool.after_connect = count  # its own hook
         pool._create_tcp_socket = StampedSocket  # noqa: SLF001  (its own factory)
         with contextlib.suppress(OSError):
-            found = pool._resolve()  # noqa: SLF001
-            pool._resolve = lambda: found  # noqa: SLF001
+            addresses = pool._resolve()  # noqa: SLF001
+            pool._resolve = lambda: addresses  # noqa: SLF001
             with gevent.Timeout(FIRST_CONNECTION_S, False):  # noqa: FBT003  (gevent's own)
                 pool.return_socket(pool.get_socket())

@@ -8,9 +8,8 @@ import os
 import re
 import ssl
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from loadtest.client.stream import CompletionStream, StreamError, check_encoding, error_message
 from minicluster.errors import InputError, TargetFailed
@@ -18,8 +17,6 @@ from minicluster.http_client.authorization import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from email.message import Message
-    from typing import IO
 
 
 VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
@@ -27,26 +24,18 @@ VARIABLES = ("MINICLUSTER_API_KEY", "OPENAI_API_KEY")
 
 DENIED = (401, 403)
 REDIRECTS = range(300, 400)
-ENGINE = "X-Minicluster-Engine"
-"""Header of every answer of simulated engines."""
+MOST_REDIRECTS = 10
+ENGINE = "X-Minicluster-Engine"  # header of every answer of simulated engines
 
 SLOWDOWN = re.compile(r"simulated; slowdown=([0-9.]+(?:e[+-]?[0-9]+)?)")
 
 ANSWER_S = 10.0
 MAX_ERROR_BYTES = 65536
-SHOWN_CHARACTERS = 400
-"""Most characters of an endpoint's own reason in a message."""
+SHOWN_CHARACTERS = 400  # most characters of an endpoint's own reason in a message
 
 
 class StatusError(TargetFailed):
-    """
-    The endpoint answered with another status than 200.
-
-    Attributes:
-        status: that it answered with.
-        said: its own reason; empty: none.
-        body: the beginning of the answer.
-    """
+    """The endpoint answered with an error status, what it *said*, and its *body*'s beginning."""
 
     def __init__(self, message: str, *, status: int, said: str, body: str) -> None:
         self.status, self.said, self.body = status, said, body
@@ -62,55 +51,6 @@ class ReplyAfterInterim(http.client.HTTPResponse):
             if not http.HTTPStatus.CONTINUE < status < http.HTTPStatus.OK:
                 return version, status, reason  # 100 is left to the library
             http.client.parse_headers(self.fp)
-
-
-class Connection(http.client.HTTPConnection):
-    """A connection whose responses are `ReplyAfterInterim`."""
-
-    response_class = ReplyAfterInterim
-
-
-class TlsConnection(http.client.HTTPSConnection):
-    """The same over TLS."""
-
-    response_class = ReplyAfterInterim
-
-
-class Plain(urllib.request.HTTPHandler):
-    """Opens `Connection`."""
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Send *request*."""
-        return self.do_open(Connection, request)
-
-
-class Tls(urllib.request.HTTPSHandler):
-    """Opens `TlsConnection` with *context*."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self._checked = context
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Send *request*."""
-        return self.do_open(TlsConnection, request, context=self._checked)
-
-
-class Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect of a query, but not of a request with a body, as under the load."""
-
-    def redirect_request(  # noqa: D102  (the library's own)
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        if req.data is not None:
-            return None
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 def authorization(environment: Mapping[str, str], *, insecure: bool = False) -> dict[str, str]:
@@ -183,51 +123,69 @@ def ask(
     Send one request with the API key of the environment; the caller closes the response.
 
     Args:
-        url: on a host that `base_address` has checked.
         expected: what should answer there.
         body: JSON to POST; `None`: GET.
         wait_s: time limit of the connection, and of each read.
-        insecure: whether any certificate is accepted, and no key sent.
 
     Raises:
-        InputError: as `authorization`.
         StatusError: the answer is an error status.
-        OSError: no answer.
-        http.client.HTTPException: the answer is no HTTP.
+        OSError, http.client.HTTPException: no answer, or none in HTTP.
     """
-    request = urllib.request.Request(url, body)  # noqa: S310  (an http address)
+    headers = authorization(os.environ, insecure=insecure)
     if body is not None:
-        request.add_header("content-type", "application/json")
-    for name, value in authorization(os.environ, insecure=insecure).items():
-        request.add_unredirected_header(name, value)  # a redirect must not get the key
-    # No proxy from the environment: the load does not go through one either.
-    secure = request.type == "https"
-    kind = Tls(client_context(ssl.SSLContext, insecure=insecure)) if secure else Plain()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), Redirects(), kind)
-    try:
-        answer: http.client.HTTPResponse = opener.open(request, timeout=wait_s)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _status_error(url, error, expected) from None
+        headers["content-type"] = "application/json"
+    for _ in range(MOST_REDIRECTS):
+        answer = _answer(url, body, headers, wait_s=wait_s, insecure=insecure)
+        where = answer.headers.get("location")
+        # A request with a body is not sent elsewhere, as none is under the load.
+        if body is not None or not where or answer.status not in REDIRECTS:
+            break
+        answer.close()
+        url, headers = urljoin(url, where), {}  # a redirect must not get the key
+    if answer.status != http.HTTPStatus.OK:
+        with answer:
+            raise _status_error(url, answer, expected)
     return answer
 
 
-def _status_error(url: str, error: urllib.error.HTTPError, expected: str) -> StatusError:
-    """Return the error of an answer: its message, or else the beginning of its body."""
+def _answer(
+    url: str, body: bytes | None, headers: dict[str, str], *, wait_s: float, insecure: bool
+) -> http.client.HTTPResponse:
+    """Send one request; no proxy is asked, because none is by the load either."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=wait_s)
+    if parts.scheme == "https":
+        context = client_context(ssl.SSLContext, insecure=insecure)
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=wait_s, context=context)
+    connection.response_class = ReplyAfterInterim
+    target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    headers = {**headers, "connection": "close"}
     try:
-        body = error.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
+        connection.request("GET" if body is None else "POST", target, body, headers)
+        answer = connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+    if connection.sock:
+        connection.sock.close()  # when the answer, which reads from it, is closed
+    return answer
+
+
+def _status_error(url: str, answer: http.client.HTTPResponse, expected: str) -> StatusError:
+    try:
+        body = answer.read(MAX_ERROR_BYTES).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
         body = ""
     try:
-        said = error_message(json.loads(body)) or body
+        reason = error_message(json.loads(body)) or body
     except (RecursionError, ValueError):
-        said = body
-    said = " ".join(said.split())[:SHOWN_CHARACTERS]
-    where = error.headers.get("location")
-    shown = f" to {where[:SHOWN_CHARACTERS]}" if where and error.code in REDIRECTS else ""
-    shown += f": {said}" if said else ""
-    text = f"{url} answers {error.code}{shown}; expected {expected}{auth_hint(error.code)}"
-    return StatusError(text, status=error.code, said=said, body=body)
+        reason = body
+    reason = " ".join(reason.split())[:SHOWN_CHARACTERS]
+    where = answer.headers.get("location")
+    shown = f" to {where[:SHOWN_CHARACTERS]}" if where and answer.status in REDIRECTS else ""
+    shown += f": {reason}" if reason else ""
+    text = f"{url} answers {answer.status}{shown}; expected {expected}{auth_hint(answer.status)}"
+    return StatusError(text, status=answer.status, said=reason, body=body)
 
 
 def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...], float | None]:
@@ -247,14 +205,13 @@ def served_models(host: str, *, insecure: bool = False) -> tuple[tuple[str, ...]
         models = tuple(str(model["id"]) for model in listed["data"])
         return models, None if slowed is None else float(slowed[1])
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
+        if isinstance(error, ssl.SSLCertVerificationError):
             raise TargetFailed(
-                f"the certificate of {host} is not valid ({reason.verify_message}); "
+                f"the certificate of {host} is not valid ({error.verify_message}); "
                 "SSL_CERT_FILE=FILE trusts your own, --insecure accepts any and sends no key"
             ) from None
         raise TargetFailed(
-            f"nothing answers at {host} ({reason}); start an endpoint with "
+            f"nothing answers at {host} ({error}); start an endpoint with "
             "`serving up plan.json`, or name another one with --host"
         ) from None
     except (KeyError, RecursionError, TypeError, ValueError):
@@ -269,14 +226,11 @@ def check_models(
     Return the model to request, names of its adapters, and the engines' slowdown.
 
     Args:
-        host: address of the endpoint.
         model: served name; `None`: the only one served.
-        adapters: number of LoRA adapters that requests name: the first that the endpoint lists
-            beside the model.
-        insecure: accept any certificate, and send no key.
+        adapters: number of LoRA adapters: the first that the endpoint lists beside the model.
 
     Raises:
-        InputError: *model* is not served, or it is `None` and several are; or too few adapters are.
+        InputError: the model is not served, or not the only one; or too few adapters are.
         TargetFailed: as `served_models`.
     """
     models, slowdown = served_models(host, insecure=insecure)
@@ -306,7 +260,6 @@ def complete(
     Request one completion or chat, and read its stream; whether it is whole, `finish` says.
 
     Args:
-        url, expected, body, insecure: as `loadtest.client.endpoint.ask`.
         wait_s: time limit of the whole answer.
 
     Raises:
@@ -322,7 +275,6 @@ def complete(
 
 
 def _follow(answer: http.client.HTTPResponse, until_s: float, wait_s: float) -> CompletionStream:
-    """Read *answer* to its end, or until *until_s* on the monotonic clock has passed."""
     stream = CompletionStream()
     stream.content_type = answer.headers.get("content-type", "")
     while not stream.done and (received := answer.read1(BLOCK_BYTES)):

@@ -37,11 +37,9 @@ def launch_client(
     Run the job in *folder* to its end; the client leaves its files in the same folder.
 
     Twice a second *report* gets the seconds since the start (`t_s`) and the numbers of requests
-    `sent`, `done` and `failed`.
-
-    The client has a session of its own, so that Ctrl-C reaches it once, through this process. It
-    ends by itself if this process disappears, or if the endpoint does. It keeps the *lock* of the
-    folder (`loadtest.run.folder.held`) until then.
+    `sent`, `done` and `failed`. The client has a session of its own, so that Ctrl-C reaches it
+    once, through this process. It ends by itself if this process disappears, or if the endpoint
+    does, and keeps the *lock* of the folder until then.
 
     Raises:
         KeyboardInterrupt: passed on after the client has ended and kept its partial results.
@@ -79,13 +77,7 @@ def launch_client(
 
 
 def run_with_progress_bar(folder: Path, job: Job, lock: int) -> None:
-    """
-    Run the job in *folder*, whose *lock* is held, with a progress bar on stderr if a terminal.
-
-    Raises:
-        KeyboardInterrupt: the run was interrupted before the client had anything to keep.
-        InputError, MiniclusterError: as `launch_client`.
-    """
+    """Run the job as `launch_client`, with a progress bar on stderr if it is a terminal."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # A shell that starts a background job ignores SIGINT for it; `kill` is to act as Ctrl-C.
         signal.signal(number, signal.default_int_handler)

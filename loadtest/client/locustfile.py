@@ -38,14 +38,9 @@ from minicluster.errors import Exit
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PRIORITY = -10
-"""Niceness where permitted: on the engines' machine a late client stamps tokens late."""
-
-POLL_S = 0.2
-"""Interval of the checks for lost processes."""
-
-QUIT_S = 5.0
-"""Time that a worker has to leave before it is killed."""
+PRIORITY = -10  # niceness where permitted: on the engines' machine a late client stamps tokens late
+POLL_S = 0.2  # interval of the checks for lost processes
+QUIT_S = 5.0  # time that a worker has to leave before it is killed
 
 FOLDER = Path(os.environ["LOADTEST_DIR"])
 PARENT = int(os.environ.get("LOADTEST_PARENT", os.getppid()))
@@ -169,7 +164,6 @@ def main() -> int:
 def _coordinate(
     runner: Runner, coordinator: Coordinator, workers: Sequence[subprocess.Popen[bytes]]
 ) -> None:
-    """Start the run when all *workers* are present, and wait for its end."""
     while runner.worker_count < JOB.workers:
         if _any_ended(workers) or coordinator.finished.wait(POLL_S):
             return
@@ -195,7 +189,6 @@ def _launch_worker(port: int) -> subprocess.Popen[bytes]:
 
 
 def _run_worker(environment: Environment, host: str, port: int) -> int:
-    """Work for the master at *host* until it ends the run, or disappears."""
     runner = environment.create_worker_runner(host, port)
     locust.events.init.fire(environment=environment, runner=runner, web_ui=None)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -211,7 +204,6 @@ def _run_worker(environment: Environment, host: str, port: int) -> int:
 
 
 def _end_with_parent(end: Callable[[str], None]) -> None:
-    """Call *end* once the process that waits for the result is gone."""
     while os.getppid() == PARENT:
         gevent.sleep(POLL_S)
     end("orphaned")

@@ -81,8 +81,8 @@ class Prompts:
         # Decimals of fixed width are a table lookup: formatting the ids of a long prompt would
         # delay every stream by milliseconds.
         prompt = self._decimals[ids].tobytes()[:-1]
-        told = request.session is not None and not self._job.plain
-        option = b', "return_token_ids": true' if told else b""
+        returns_ids = request.session is not None and not self._job.plain
+        option = b', "return_token_ids": true' if returns_ids else b""
         length = b'"%s": %d' % (limit.encode(), request.output_tokens)
         return head + b', %s%s, "prompt": [%s]}' % (length, option, prompt)
 
@@ -99,12 +99,11 @@ class Prompts:
         return np.concatenate([ids, stand_in])
 
     def _shared(self, request: ScheduledRequest) -> Ids:
-        """Return the shared beginning: the blocks of a trace, or the workload's prefix."""
         if not request.content:
             if not self._job.workload.classes:
                 return self._prefix
             return self._prefix[: max(0, request.prefix_tokens - self._overhead)]
-        blocks = [self._fresh(CONTENT_TOKENS, each, TRACE_STREAM) for each in request.content]
+        blocks = [self._fresh(CONTENT_TOKENS, number, TRACE_STREAM) for number in request.content]
         return np.concatenate(blocks)
 
     def _fresh(self, count: int, number: int, stream: int = 0) -> Ids:

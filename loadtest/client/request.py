@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 
 OK = 200
 REDIRECTS = range(300, 400)
-SHED = (429, 503)
-"""Statuses of an endpoint that sheds load."""
-
-CLOSING_S = 1.0
-"""Time that a stream has to end after its last event; the connection is reused then."""
+SHED = (429, 503)  # statuses of an endpoint that sheds load
+CLOSING_S = 1.0  # time that a stream has to end after its last event; the connection is reused then
 
 BLOCK_BYTES = 65536
 SHORTEST_S = 1e-6
@@ -113,17 +110,7 @@ def connections(job: Job) -> HTTPClientPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTask:
-    """
-    One request and everything that sending it takes.
-
-    Attributes:
-        due_s: scheduled arrival.
-        name: value of its `x-request-id`.
-        timeout_s: time limit, from the send.
-        origin_s: start of the run on the monotonic clock.
-        headers: headers of every request, including the API key.
-        stream: the answer so far.
-    """
+    """One request, due at *due_s*, and all that sending it takes; *name* is its `x-request-id`."""
 
     request: ScheduledRequest
     due_s: float
@@ -176,7 +163,6 @@ class RequestTask:
         )
 
     def _follow(self, timings: dict[str, float]) -> None:
-        """Read the answer as it arrives; an event is timestamped by its last byte."""
         headers = {**self.headers, "x-request-id": self.name}
         response = self.http.request("POST", self.path, body=self.body, headers=headers)
         try:
@@ -209,7 +195,6 @@ def _header(response: HTTPSocketPoolResponse, name: str) -> str:
 
 
 def _refusal(response: HTTPSocketPoolResponse) -> StreamError:
-    """Return the error of a status that is not 200, with the endpoint's own text."""
     status = response.status_code
     text = " ".join(bytes(response.read(200)).decode(errors="replace").split())
     if status in REDIRECTS:
@@ -255,18 +240,17 @@ def reported_phases(timings: Mapping[str, float], engine: Mapping[str, float]) -
             the fetch of the KV cache and the first step, and a prompt that this engine computed
             into queue and prefill.
     """
-    found = {name: t for name, t in {**timings, **engine}.items() if math.isfinite(t)}
-    whole = HANDOFF if HANDOFF in found else QUEUED_PREFILL
-    if whole in found and (step_s := found.pop("time_to_first_token", None)) is not None:
-        found.pop("queue_time", None)
+    phases_s = {name: t for name, t in {**timings, **engine}.items() if math.isfinite(t)}
+    whole = HANDOFF if HANDOFF in phases_s else QUEUED_PREFILL
+    if whole in phases_s and (step_s := phases_s.pop("time_to_first_token", None)) is not None:
+        phases_s.pop("queue_time", None)
         before, last = SUMS[whole]
-        step_s = min(step_s, found[whole])
-        found |= {before: found.pop(whole) - step_s, last: step_s}
-    return found
+        step_s = min(step_s, phases_s[whole])
+        phases_s |= {before: phases_s.pop(whole) - step_s, last: step_s}
+    return phases_s
 
 
 def _broken(error: Exception) -> str:
-    """Return the outcome of a request whose connection broke, was never made, or was misused."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, ConnectionResetError | BrokenPipeError | HTTPParseError):

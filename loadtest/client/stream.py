@@ -27,12 +27,7 @@ TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.IGNORECASE | re.DOTALL
 
 
 class StreamError(Exception):
-    """
-    A request without a complete, valid answer.
-
-    Attributes:
-        outcome: its kind, one of `minicluster.workload.samples.OUTCOMES`.
-    """
+    """A request without a complete, valid answer; `outcome` is one of `samples.OUTCOMES`."""
 
     def __init__(self, outcome: str, detail: str) -> None:
         self.outcome = outcome
@@ -40,15 +35,7 @@ class StreamError(Exception):
 
 
 class _Chunk(NamedTuple):
-    """
-    What one chunk says of its tokens.
-
-    Attributes:
-        total: running total of the answer's tokens; `None`: it has none.
-        grown: by how much the total is larger than before.
-        listed: number of token ids or logprobs.
-        text: whether it has generated text, or a part of a tool call.
-    """
+    """What one chunk says of its tokens; `listed` counts token ids or logprobs."""
 
     at_s: float
     total: int | None
@@ -67,14 +54,8 @@ class CompletionStream:
     server may send a total only in some chunks, always 0, always 1, or one token late. Otherwise
     a chunk counts if it has token ids, logprobs or text; the first two give the number of tokens.
 
-    Attributes:
-        token_ids: token ids of the answer, if the server sends them.
-        input_tokens: prompt length as the server counts it; `None`: it does not say.
-        output_tokens: generated tokens as the server counts them.
-        metrics_s: times that the engine reports of the request (vLLM's `metrics`), by name.
-        cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
-        by_kernel: whether the kernel timestamped all reads.
-        content_type: header of the answer, which names what it is if it is no stream.
+    `input_tokens`, `output_tokens` and `cached_tokens` are as the server counts them; `None`: it
+    does not say. `metrics_s` are times that the engine reports (vLLM's `metrics`).
     """
 
     def __init__(self, asked_tokens: int = MAX_TOKENS) -> None:
@@ -193,8 +174,8 @@ class CompletionStream:
         counted = self._counted()
         most = max((tokens for _, tokens in counted), default=0)
         if most > self._asked_tokens:
-            asked = f"{self._asked_tokens} were requested in all"
-            raise StreamError("malformed", f"{most} tokens in one chunk; {asked}")
+            requested = f"{self._asked_tokens} were requested in all"
+            raise StreamError("malformed", f"{most} tokens in one chunk; {requested}")
         if not self.done:
             if not self._begun and (other := other_answer(self.content_type, bytes(self._head))):
                 raise other
@@ -206,24 +187,14 @@ class CompletionStream:
 
 
 def check_encoding(encoding: str) -> None:
-    """
-    Refuse an answer whose header `content-encoding` is *encoding*, unless it is as it was asked.
-
-    Raises StreamError: it is compressed.
-    """
+    """Refuse an answer that is compressed: StreamError."""
     if encoding.strip().lower() not in {"", "identity"}:
-        said = f"the server answered with content-encoding {encoding[:40]}"
-        raise StreamError("malformed", f"{said}, which was not asked for")
+        fault = f"the server answered with content-encoding {encoding[:40]}"
+        raise StreamError("malformed", f"{fault}, which was not asked for")
 
 
 def other_answer(content_type: str, body: bytes) -> StreamError | None:
-    """
-    Name an answer with status 200 that is no stream of events; `None`: it may have been one.
-
-    Args:
-        content_type: its header; empty: none.
-        body: its beginning.
-    """
+    """Name an answer with status 200 that is no stream of events; `None`: it may have been one."""
     kind = content_type.partition(";")[0].strip().lower()
     text = body.decode(errors="replace").lstrip("\ufeff \t\r\n")
     of_kind = f" ({kind})" if kind else ""
@@ -231,11 +202,11 @@ def other_answer(content_type: str, body: bytes) -> StreamError | None:
         return StreamError("malformed", "the server answered gzip, which was not asked for")
     if text[:1] in {"{", "["}:
         try:
-            said = error_message(json.loads(text))
+            message = error_message(json.loads(text))
         except (ValueError, RecursionError):
-            said = None
-        if said:
-            return StreamError("server_error", f"an error object with status 200: {said}")
+            message = None
+        if message:
+            return StreamError("server_error", f"an error object with status 200: {message}")
         what = f"one JSON document{of_kind}"
     elif kind in {"text/html", "application/xhtml+xml"} or MARKUP.match(text):
         what, text = f"HTML{of_kind}", TAG.sub(" ", text)
@@ -244,8 +215,8 @@ def other_answer(content_type: str, body: bytes) -> StreamError | None:
     else:
         return None
     shown = " ".join(text.split())[:SHOWN_CHARACTERS]
-    said = f"the server answered {what} with status 200, not a stream of events"
-    return StreamError("malformed", f"{said}: {shown}" if shown else said)
+    message = f"the server answered {what} with status 200, not a stream of events"
+    return StreamError("malformed", f"{message}: {shown}" if shown else message)
 
 
 def error_message(document: object) -> str | None:
@@ -259,14 +230,13 @@ def error_message(document: object) -> str | None:
         error = error.get("message") or error.get("detail") or error
     if not error:
         return None
-    said = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
-    return " ".join(said.split())[:SHOWN_CHARACTERS]
+    message = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+    return " ".join(message.split())[:SHOWN_CHARACTERS]
 
 
 def _shown(data: bytes) -> str:
-    """Return the beginning of *data* as text, without control characters."""
     text = data[:SHOWN_CHARACTERS].decode(errors="replace")
-    return "".join(each if each.isprintable() else " " for each in text)
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -288,19 +258,16 @@ def _tokens(value: Any) -> int:  # noqa: ANN401  (whatever the server sends)
 
 
 def _text(choice: dict[str, Any]) -> object:
-    """Return what *choice* has generated: text, a tool call, a refusal."""
     delta = choice.get("delta") or {}
     return choice.get("text") or next(filter(None, map(delta.get, GENERATED)), None)
 
 
 def _logprobs(choice: dict[str, Any]) -> int:
-    """Return the number of tokens with logprobs in *choice*, of a completion or of a chat."""
     logprobs = choice.get("logprobs") or {}
     return len(logprobs.get("tokens") or logprobs.get("content") or ())
 
 
 def _seconds(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the `*_ms` entries of *metrics*, in seconds."""
     return {
         name.removesuffix("_ms"): float(value) / 1e3
         for name, value in metrics.items()

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 TRIAL_TOKENS = 16
 """Longest answer of the trial: its parameters are those of the load, and it is soon over."""
 
-INVALID = (400, 422)
-"""Statuses of a request that the endpoint does not understand."""
-
-PASSING = (408, 425, 429)
-"""Statuses below 500 that say nothing of the next request."""
+INVALID = (400, 422)  # statuses of a request that the endpoint does not understand
+PASSING = (408, 425, 429)  # statuses below 500 that say nothing of the next request
 
 SERVER_ERRORS = 500
 UNKNOWN = ("support", "recogni", "unknown", "unexpected", "extra", "permitted", "allowed")
@@ -67,7 +64,7 @@ def try_request(job: Job, requests: Sequence[ScheduledRequest]) -> None:
     with something else than a stream.
     """
     prompts, job = Prompts(job), job.by_the_clock()
-    shortest = min(requests, key=lambda each: (each.output_tokens, each.input_tokens))
+    shortest = min(requests, key=lambda request: (request.output_tokens, request.input_tokens))
     length = min(TRIAL_TOKENS, shortest.output_tokens)
     request = replace(shortest, index=len(requests), output_tokens=length)
     url, body = f"{job.host}{prompts.path}", prompts.body(request, prompts.ids(request))
@@ -97,11 +94,11 @@ def refused_parameter(error: StatusError) -> str | None:
     """Return the parameter of ours that *error* names; `None`: it names none."""
     if error.status not in INVALID:
         return None
-    named, said = _named(error.body), error.said.lower()
-    text = named or said
+    named, reason = _named(error.body), error.said.lower()
+    text = named or reason
     # That a limit is too high is said of the same parameter as that it is not known.
-    known = LIMITS if any(word in said for word in UNKNOWN) else ()
-    return next((name for name in (*EXTENSIONS, *known) if name in text), None)
+    limits = LIMITS if any(word in reason for word in UNKNOWN) else ()
+    return next((name for name in (*EXTENSIONS, *limits) if name in text), None)
 
 
 def _named(body: str) -> str:
@@ -109,7 +106,7 @@ def _named(body: str) -> str:
     try:
         document = json.loads(body)
         if isinstance(detail := document.get("detail"), list):
-            return " ".join(str(part) for each in detail for part in each["loc"])
+            return " ".join(str(part) for entry in detail for part in entry["loc"])
         error = document["error"]
         return str(error.get("param") or "")
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
@@ -117,7 +114,6 @@ def _named(body: str) -> str:
 
 
 def _explained(error: StatusError, job: Job) -> TargetFailed:
-    """Return *error* with the parameter that was refused, and the way out where there is one."""
     parameter = refused_parameter(error)
     if parameter is None:
         hint = f" (if it refuses a parameter: {WAY_OUT})"

@@ -40,7 +40,6 @@ def requests_over_time(
     Draw each request at its scheduled arrival; failed ones at the top.
 
     Args:
-        title: heading.
         points: scheduled arrival and latency, in seconds, of what was answered; at least one.
         failed: scheduled arrival in seconds of each other request, and how it ended.
         window_s: begin and end of what is measured; the rest is shaded.
@@ -103,10 +102,9 @@ def goodput_against_load(
     Draw goodput against offered load.
 
     Args:
-        points: offered and good requests/s of each run, and whether the SLO held; `None`: it is
-            not known.
-        names: what such runs are called in the legend.
-        limits: name to requests/s and colour of a vertical line.
+        points: offered and good requests/s of each run, and whether the SLO held; `None`: unknown.
+        names: legend, by whether the SLO held.
+        limits: requests/s and colour of a vertical line, by its name.
         predicted: offered and good requests/s, by load.
     """
     loads = [load for load, _, _ in points] + [load for load, _ in predicted]
@@ -131,19 +129,19 @@ def goodput_against_load(
                   symbol="circle-open")
         )  # fmt: skip
     for holds, name in names.items():
-        found = [(load, good) for load, good, held in points if held is holds]
-        if found:
-            xs, ys = [load for load, _ in found], [good for _, good in found]
+        runs = [(load, good) for load, good, held in points if held is holds]
+        if runs:
+            xs, ys = [load for load, _ in runs], [good for _, good in runs]
             colour = FOUND_COLOURS[holds]
             traces.append(marks(name, xs, ys, colour=colour, hover=offered, size=11))
-    said = [f"{name}: {at:.2f} requests/s" for name, (at, _) in limits.items()]
+    captions = [f"{name}: {at:.2f} requests/s" for name, (at, _) in limits.items()]
     if len(points) == 1:
-        said += [
+        captions += [
             f"{load:.2f} requests/s offered: {good:.2f} met the SLO" for load, good, _ in points
         ]
     return Figure(
         title="Goodput against load",
-        caption="; ".join(said),
+        caption="; ".join(captions),
         traces=tuple(traces),
         layout=axes(
             axis("requests/s offered", 0.0, high), axis("requests/s that met the SLO", 0.0, high)
@@ -156,7 +154,6 @@ SILENT: Json = {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
 
 
 def _shade(begin_s: float, end_s: float) -> Json:
-    """Shade a stretch of time over the whole height."""
     return {
         "type": "rect",
         "xref": "x",

@@ -71,7 +71,7 @@ def comparison_page(comparison: RunComparison, first: Judged, second: Judged) ->
     answered = [judged.window.answered for judged in (first, second)]
     figures = []
     for metric in ("ttft", "tpot"):
-        before, after = (values_s(metric, each) for each in answered)
+        before, after = (values_s(metric, requests) for requests in answered)
         if before and after:
             curves = [
                 LatencyCurve(name="first", values_s=before, colour=BLUE),

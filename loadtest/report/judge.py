@@ -32,8 +32,7 @@ def judge_run(
     Judge the run in *folder*; write `verdict.json`, `llm-d.json`, `report.html` and JUnit XML.
 
     Args:
-        folder: of the run.
-        tolerance: by metric, the largest error of the predicted mean that counts as correct.
+        tolerance: largest error, by metric, of a predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         junit: file for the verdict as JUnit XML; `None`: not written.
         script_folder: folder of the script that draws the report's charts; `None`: the run's.
@@ -66,9 +65,9 @@ def _resimulate(folder: Path, run: Run) -> Resimulation | None:
         return None
     try:
         steps = folder / ENGINE_STEPS
-        known = steps if read_engine_steps(steps) else None
+        reported = steps if read_engine_steps(steps) else None
         plain = run.job.plain
-        return resimulate(folder / PLAN, run.samples, run.schedule, known, plain=plain)
+        return resimulate(folder / PLAN, run.samples, run.schedule, reported, plain=plain)
     except MiniclusterError as error:
         shell.say(f"the prediction is the plan's own, not one for these requests: {error}")
         return None

@@ -39,7 +39,9 @@ def to_llm_d(judged: Judged) -> str:
     answered = verdict.outcomes.get("ok", 0)
     in_flight = verdict.outcomes.get("unfinished", 0)
     lengths = [(s.input_tokens or 0, s.output_tokens or 0) for s in run.measured if s.ok]
-    prompts, answers = (list(each) for each in zip(*lengths, strict=True)) if lengths else ([], [])
+    prompts, answers = (
+        (list(column) for column in zip(*lengths, strict=True)) if lengths else ([], [])
+    )
     performance = {
         "requests": {
             "total": total,
@@ -81,11 +83,11 @@ def to_llm_d(judged: Judged) -> str:
     return json.dumps(report, indent=2, allow_nan=False) + "\n"
 
 
-def _statistics(found: LatencySummary | None, unit: str) -> dict[str, Any] | None:
-    if found is None:
+def _statistics(summary: LatencySummary | None, unit: str) -> dict[str, Any] | None:
+    if summary is None:
         return None
     names = ("mean", "p50", "p90", "p95", "p99", "max")
-    return {"units": unit, **{name: found.at(name) for name in names}}
+    return {"units": unit, **{name: summary.at(name) for name in names}}
 
 
 def _mean(values: list[int], unit: str) -> dict[str, Any] | None:

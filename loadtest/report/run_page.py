@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from loadtest.verdict.slo import SloResult
     from minicluster.plan import Plan
 
-MOST_ERRORS = 8
-"""Number of kinds of errors listed."""
-MOST_DETAIL = 160
-"""Characters shown of the endpoint's text of an error."""
+MOST_ERRORS = 8  # number of kinds of errors listed
+MOST_DETAIL = 160  # characters shown of the endpoint's text of an error
 
 DEFINITIONS = (
     "TTFT: scheduled arrival to first content chunk. TPOT: (last - first chunk) / (tokens after the"
@@ -59,8 +57,8 @@ def run_page(judged: Judged) -> Page:
     """Return the whole page of a run."""
     run, verdict = judged.run, judged.verdict
     word, why = headline(verdict)
-    told = (pace_text(verdict) or "", prediction_text(verdict) or "")
-    lines = [why, *told, *(f"{p.attained_text}{verdict.caveat}" for p in verdict.slo)]
+    predictions = (pace_text(verdict) or "", prediction_text(verdict) or "")
+    lines = [why, *predictions, *(f"{p.attained_text}{verdict.caveat}" for p in verdict.slo)]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
@@ -120,14 +118,12 @@ def _tiles(verdict: Verdict) -> Iterator[Tile]:
 
 
 def _latencies(verdict: Verdict) -> Section:
-    """Set measured values beside the SLO and, where a plan was loaded, beside its prediction."""
     heads, *rows = filled_columns(LATENCY_HEADS, latency_rows(verdict), load_rows(verdict))
     title = "Measured, SLO" if verdict.comparison is None else "Predicted, measured, SLO"
     return Section(f"{title}{verdict.caveat}", (DataTable(heads, tuple(rows)),))
 
 
 def _phases(verdict: Verdict) -> Iterator[Section]:
-    """Show where predicted and measured time went, where the endpoint tells."""
     phases = verdict.comparison.phases if verdict.comparison else None
     if phases is None:
         return
@@ -141,12 +137,11 @@ def _phases(verdict: Verdict) -> Iterator[Section]:
         for row in phases.rows
     )
     drawn = DataTable(("", "predicted", "measured", "difference"), rows)
-    said = Text(sentence(phases_text(verdict) or ""))
-    yield Section("Phase by phase, means", (drawn, said))
+    explained = Text(sentence(phases_text(verdict) or ""))
+    yield Section("Phase by phase, means", (drawn, explained))
 
 
 def _errors(run: Run) -> Iterator[Section]:
-    """List what went wrong, most frequent first."""
     seen = Counter(_how_it_ended(s) for s in run.samples if _failed(s))
     if seen:
         rows = tuple((f"{count} x", what) for what, count in seen.most_common(MOST_ERRORS))
@@ -194,17 +189,18 @@ def _goodput(verdict: Verdict, plan: Plan) -> Iterator[ChartRow]:
 
 def values_s(metric: str, requests: Iterable[Sample | PredictedRequest]) -> list[float]:
     """Return one latency of *requests*, measured or simulated, as far as they have it."""
-    return [v for each in requests if (v := getattr(each, f"{metric}_s")) is not None]
+    return [v for request in requests if (v := getattr(request, f"{metric}_s")) is not None]
 
 
 def _distribution(metric: str, judged: Judged) -> Iterator[Figure]:
-    """Draw the distribution of what counts, as measured and as predicted, with the SLO."""
     answered, plan, resimulation = judged.window.answered, judged.run.plan, judged.resimulation
     measured = values_s(metric, answered)
     if not measured:
         return
-    known = resimulation.requests if resimulation else {}
-    simulated = values_s(metric, [known[s.index] for s in answered if s.index in known])
+    predicted_requests = resimulation.requests if resimulation else {}
+    simulated = values_s(
+        metric, [predicted_requests[s.index] for s in answered if s.index in predicted_requests]
+    )
     curves, predicted = [LatencyCurve(name="measured", values_s=measured, colour=BLUE)], None
     if simulated:
         drawn = LatencyCurve(name="predicted", values_s=simulated, colour=ORANGE, dash="dash")
@@ -226,7 +222,6 @@ def _limit(metric: str, verdict: Verdict) -> SloResult | None:
 
 
 def _course(metric: str, judged: Judged) -> Iterator[Figure]:
-    """Draw the latency of each request at its scheduled arrival."""
     run, limit = judged.run, _limit(metric, judged.verdict)
     points = [
         (s.due_s, v) for s in run.samples if s.ok and (v := getattr(s, f"{metric}_s")) is not None

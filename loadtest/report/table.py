@@ -35,8 +35,7 @@ CLIENT_HEADS = (
     *("ITL\np99 ms", "TPOT\np99 ms", "CPU\n%", "fit"),
 )
 """Column heads of the client's own error, narrow enough for a terminal of 80 columns."""
-WORDS = {"", "fit"}
-"""Heads of columns of words; all others hold numbers."""
+WORDS = {"", "fit"}  # heads of columns of words; all others hold numbers
 
 HEADLINES = {
     "met": ("SLO MET", "bold green"),
@@ -76,8 +75,15 @@ def latency_rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
                 _signed(row.error_at_pace_fraction) if row else "",
                 f"< {seconds(limit.limit_s)}" if limit else "",
             )
-    for each in (*limits.values(), *(p for p in verdict.slo if p.of)):
-        yield each.name, "", latency_text(each.measured_s), "", "", f"< {seconds(each.limit_s)}"
+    for result in (*limits.values(), *(p for p in verdict.slo if p.of)):
+        yield (
+            result.name,
+            "",
+            latency_text(result.measured_s),
+            "",
+            "",
+            f"< {seconds(result.limit_s)}",
+        )
 
 
 def _signed(fraction: float | None) -> str:
@@ -271,7 +277,7 @@ def print_client_errors(errors: Sequence[ClientError], console: Console) -> None
 
 def capacity_text(tried: Sequence[ClientError]) -> str:
     """Return the capacity of one client process: the highest load at which a run is valid."""
-    best = max((each for each in tried if each.fit), key=lambda e: e.events_per_s, default=None)
+    best = max((error for error in tried if error.fit), key=lambda e: e.events_per_s, default=None)
     if best is None:
         return "capacity: below the first load tried"
     last = tried[-1]

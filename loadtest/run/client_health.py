@@ -30,14 +30,9 @@ An error of 5 % is below what other noise does to a tail latency."""
 MAX_LAG_P90_S = 0.010
 """Largest p90 of the timer's lateness: beyond it the event loop always has work waiting."""
 
-STALL_S = 0.5
-"""A timer this late means a stalled process: suspended, swapped out, or overloaded."""
-
-MAX_STALLED_FRACTION = 0.01
-"""Largest fraction of a run for which a client process may be stalled."""
-
-LOST_WORKER = "short of a worker"
-"""`Client.stop` of a run that lost one of its processes."""
+STALL_S = 0.5  # a timer this late means a stalled process: suspended, swapped out, or overloaded
+MAX_STALLED_FRACTION = 0.01  # largest fraction of a run for which a client process may be stalled
+LOST_WORKER = "short of a worker"  # `Client.stop` of a run that lost one of its processes
 
 KILLED = "killed"
 """`Client.stop` until the end of the run, and so of a client that could not write any other."""
@@ -53,12 +48,10 @@ class Client:
 
     Attributes:
         stop: why the run ended: `complete`, `interrupted`, `died` (the target did), `orphaned`
-            (the process that waited for the result did), `short of a worker`, `out of disk space`
-            (or of the folder), or `killed` (with none of the figures below).
+            (the process that waited for the result did), or one of the constants above.
         origin_monotonic_s: start of the run on this machine's monotonic clock.
         cpu_fraction: of one core, from the window's start on; the busiest of several processes.
         connections: number opened; each is used again as soon as its answer has been read.
-        processes: number of processes that sent.
         stamps: `kernel` where the kernel timestamped the arrival of every chunk, `reader` where
             the client's late wake-ups are in some of the timestamps (TLS, or no Linux); empty
             where nothing arrived.
@@ -91,13 +84,10 @@ class Client:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """
-    Whether the client kept up; `problems` says why not.
+    Whether the client kept up; `problems` says why not. The rest is as in `Client`.
 
     Attributes:
         dispatch_lag_p99_s: due time to send.
-        heartbeat_lag_p90_s: lateness of a 5 ms timer, and so of each timestamp of the reader.
-        connections: number of connections opened; all other requests reused one.
-        stamps: by the `kernel` or by the `reader`, see `Client`.
         saturated: whether the client was overloaded, whatever the SLO's limits are.
     """
 
@@ -208,7 +198,7 @@ def _saturation(cpu_fraction: float, lag_p90_s: float) -> list[str]:
     if lag_p90_s > MAX_LAG_P90_S:
         lag, limit = f"{1000 * lag_p90_s:.1f} ms", f"{1000 * MAX_LAG_P90_S:g} ms"
         problems.append(f"its timer's p90 lateness was {lag}, more than {limit}")
-    return [f"it was saturated: {each} (--processes shares the load)" for each in problems]
+    return [f"it was saturated: {problem} (--processes shares the load)" for problem in problems]
 
 
 def write_client(client: Client, path: Path) -> None:

@@ -13,6 +13,7 @@ from loadtest.run.job import Job, read_job
 from minicluster.errors import InputError
 from minicluster.files import locked, make_folder
 from minicluster.plan import Plan, read_plan
+from minicluster.units import scaled
 from minicluster.workload.engine_steps import ENGINE_STEPS
 from minicluster.workload.samples import Sample, read_samples
 from minicluster.workload.schedule import ScheduledRequest, read_schedule, write_schedule
@@ -36,13 +37,7 @@ RESULTS = (
 
 
 class Promise(NamedTuple):
-    """
-    Limits of a class of requests.
-
-    Attributes:
-        name: of the class; empty where there are none.
-        requests: their indices in the schedule.
-    """
+    """A class of requests (empty: all), its limits, and its requests' indices in the schedule."""
 
     name: str
     slo: SloSpec
@@ -127,7 +122,7 @@ def read_run(folder: Path) -> Run:
     samples = read_samples(folder / "samples.jsonl")
     client = read_client(folder / "client.json")
     if job.slowdown is not None:
-        samples = tuple(sample.scaled(1 / job.slowdown) for sample in samples)
+        samples = tuple(scaled(sample, 1 / job.slowdown) for sample in samples)
         client = client.in_seconds_of(job.slowdown)
     if job.shape.closed:
         job = replace(job, window=_realised(job, samples))
@@ -151,7 +146,6 @@ def _until(job: Job, samples: tuple[Sample, ...]) -> Window:
 
 
 def _realised(job: Job, samples: tuple[Sample, ...]) -> Window:
-    """Return the window in which a closed loop's counted requests were due."""
     due = sorted(s.due_s for s in samples if s.in_window)
     if len(due) < 2 or due[0] == due[-1]:  # noqa: PLR2004  (no gap between fewer)
         return job.window

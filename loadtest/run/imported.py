@@ -43,10 +43,8 @@ class ToolRequest:
     Attributes:
         due_s: when it was to be sent, else when it was.
         input_tokens: what the server counted, else the tool; `None`: not known.
-        output_tokens: likewise; 0 without an answer.
         chunk_s: arrival of each chunk with tokens; empty without an answer.
-        outcome: of `minicluster.workload.samples.OUTCOMES`.
-        detail: what went wrong; empty: nothing.
+        outcome: of `minicluster.workload.samples.OUTCOMES`; `detail` says what went wrong.
     """
 
     due_s: float
@@ -65,9 +63,8 @@ class Pacing:
     What a file says of the requests in flight, and of when they were due.
 
     Attributes:
-        most: that the tool let be in flight; `None`: any number, or not said.
-        told: whether the file says it.
-        due: whether the file says when each request was due.
+        most: largest number that the tool let be in flight; `None`: any, or not said.
+        told: whether the file says it; *due*: whether it says when each request was due.
         closed: whether none was due before it had a place, as of users who wait for their answers.
     """
 
@@ -110,7 +107,7 @@ def most_in_flight(answers: Sequence[ToolRequest]) -> int:
 
 def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None) -> None:
     """
-    Write the folder of a run from the results of another load generator.
+    Write the folder of a run from the results of another load generator, told by what is in them.
 
     All requests count, but those that the tool cut off when it ended. TTFT begins with the send
     where the tool does not keep when a request was due; whether it capped the requests in flight
@@ -118,26 +115,24 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
     tokens after the first are spread evenly, so that TPOT is right and gaps are means.
 
     Args:
-        results: of the tool; recognised by what is in it.
         plan: that the endpoint was deployed from: its load and SLO are those of the run.
         benchmark: of a GuideLLM file with several, from 1.
 
-    Raises InputError: a file of no such tool, one without all single requests, holes or
-    contradictions in it, or a folder that cannot be written.
+    Raises InputError: holes or contradictions in the file, or a folder that cannot be written.
     """
     tool, found, pacing = _read(results, benchmark)
-    answers = sorted(found, key=lambda each: each.due_s)
-    counted = sum(each.outcome != "unfinished" for each in answers)
+    answers = sorted(found, key=lambda request: request.due_s)
+    counted = sum(request.outcome != "unfinished" for request in answers)
     if counted < 2:  # noqa: PLR2004  (one request has no rate)
         raise InputError(str(results), f"{counted} requests", "two requests or more")
     first_s = answers[0].due_s
     samples = [_sample(at, each, first_s) for at, each in enumerate(answers)]
     schedule = tuple(
         ScheduledRequest(
-            index=each.index, due_s=each.due_s, in_window=each.in_window,
-            input_tokens=each.asked_input_tokens, output_tokens=each.asked_output_tokens,
+            index=sample.index, due_s=sample.due_s, in_window=sample.in_window,
+            input_tokens=sample.asked_input_tokens, output_tokens=sample.asked_output_tokens,
         )
-        for each in samples
+        for sample in samples
     )  # fmt: skip
     last_s = schedule[-1].due_s
     length = RunLength(num_requests=counted, warmup_s=0.0)
@@ -151,10 +146,10 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
     prepare(folder, job, schedule, plan)
     unix_s = first_s if first_s > UNIX_S else 0.0
     client = new_client("complete", started_unix_s=unix_s, origin_monotonic_s=0.0)
-    wall_s = max(each.end_s for each in samples)
-    told = replace(client, wall_s=wall_s, machine="not known: imported", versions={})
-    lines = "".join(f"{to_line(each)}\n" for each in samples)
-    write_together({folder / "samples.jsonl": lines, folder / "client.json": as_json(told)})
+    wall_s = max(sample.end_s for sample in samples)
+    report = replace(client, wall_s=wall_s, machine="not known: imported", versions={})
+    lines = "".join(f"{to_line(sample)}\n" for sample in samples)
+    write_together({folder / "samples.jsonl": lines, folder / "client.json": as_json(report)})
 
 
 def _sample(index: int, answer: ToolRequest, first_s: float) -> Sample:
@@ -168,7 +163,7 @@ def _sample(index: int, answer: ToolRequest, first_s: float) -> Sample:
         asked_output_tokens=max(1, answer.output_tokens),
         input_tokens=answer.input_tokens,
         output_tokens=answer.output_tokens,
-        chunk_s=tuple(each - first_s for each in answer.chunk_s),
+        chunk_s=tuple(arrival_s - first_s for arrival_s in answer.chunk_s),
         chunk_tokens=(1,) * len(answer.chunk_s) if _singly(answer) else (),
         outcome=answer.outcome,
         detail=answer.detail[:200] or None,
@@ -176,7 +171,6 @@ def _sample(index: int, answer: ToolRequest, first_s: float) -> Sample:
 
 
 def _singly(answer: ToolRequest) -> bool:
-    """Tell whether every chunk had one token."""
     return len(answer.chunk_s) == answer.output_tokens
 
 
@@ -186,7 +180,6 @@ def read_answers(path: Path, *, benchmark: int | None = None) -> list[ToolReques
 
 
 def _read(path: Path, benchmark: int | None) -> tuple[str, list[ToolRequest], Pacing]:
-    """Return the tool that wrote a file, its requests and how they were paced."""
     raw, place = _parsed(read_text(path, TOOLS), str(path)), str(path)
     for is_summary, way_out in SUMMARIES:
         if is_summary(raw):
@@ -203,18 +196,17 @@ def _read(path: Path, benchmark: int | None) -> tuple[str, list[ToolRequest], Pa
 
 
 def _parsed(text: str, place: str) -> Any:  # noqa: ANN401  (a document of another tool)
-    """Return a JSON document, or the list of those on the lines of a file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    found = []
+    documents = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            found += [json.loads(line)] if line.strip() else []
+            documents += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
             raise InputError(f"{place}:{number}", str(error), f"JSON: {TOOLS}") from None
-    return found
+    return documents
 
 
 def _checked(answers: Iterator[ToolRequest], place: str) -> Iterator[ToolRequest]:
@@ -247,11 +239,11 @@ def _failed(
     tokens: int | None = None,
 ) -> ToolRequest:  # fmt: skip
     """Return a request without an answer: shed by the server, or an error of it."""
-    said = str(text) or "no tokens"
-    outcome = "shed" if SHED.search(said) else "server_error"
+    reason = str(text) or "no tokens"
+    outcome = "shed" if SHED.search(reason) else "server_error"
     due = start_s if due_s is None else due_s
     return ToolRequest(
-        due_s=due, start_s=start_s, end_s=end_s, input_tokens=tokens, outcome=outcome, detail=said
+        due_s=due, start_s=start_s, end_s=end_s, input_tokens=tokens, outcome=outcome, detail=reason
     )
 
 
@@ -328,20 +320,19 @@ def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterato
             way_out = "run it without a sample size of requests"
             expected = f"all {total:,} {kind} requests"
             raise InputError(place, f"{len(kept):,} of them", expected, way_out)
-        for each in kept:
-            if kind != "incomplete" or each["request_start_time"] is not None:
-                yield _guidellm_request(each, kind, scheduled=scheduled)
+        for request in kept:
+            if kind != "incomplete" or request["request_start_time"] is not None:
+                yield _guidellm_request(request, kind, scheduled=scheduled)
 
 
 def _chosen(raw: dict[str, Any], place: str, benchmark: int | None) -> dict[str, Any]:
-    """Return the benchmark of a GuideLLM file that is asked for."""
-    found = raw["benchmarks"]
-    if len(found) != 1 and benchmark is None:
+    benchmarks = raw["benchmarks"]
+    if len(benchmarks) != 1 and benchmark is None:
         expected = "one benchmark, or --benchmark with the number of one"
-        raise InputError(place, f"{len(found)} benchmarks", expected)
-    if not 1 <= (benchmark or 1) <= len(found):
-        raise InputError("--benchmark", benchmark, f"from 1 to {len(found)}")
-    chosen: dict[str, Any] = found[(benchmark or 1) - 1]
+        raise InputError(place, f"{len(benchmarks)} benchmarks", expected)
+    if not 1 <= (benchmark or 1) <= len(benchmarks):
+        raise InputError("--benchmark", benchmark, f"from 1 to {len(benchmarks)}")
+    chosen: dict[str, Any] = benchmarks[(benchmark or 1) - 1]
     return chosen
 
 
@@ -358,7 +349,7 @@ def _guidellm_pacing(raw: dict[str, Any], benchmark: int | None) -> Pacing:
     most = 1 if kind == "synchronous" else strategy.get("streams", strategy.get("max_concurrency"))
     return Pacing(
         most=_count(most), closed=kind not in SCHEDULED,
-        due=kind in SCHEDULED and all(_targeted_s(each) is not None for each in kept),
+        due=kind in SCHEDULED and all(_targeted_s(request) is not None for request in kept),
     )  # fmt: skip
 
 
@@ -373,8 +364,8 @@ def _guidellm_request(each: dict[str, Any], kind: str, *, scheduled: bool) -> To
     due_s = (_targeted_s(each) if scheduled else None) or start_s
     prompt, output = each.get("prompt_tokens"), each.get("output_tokens") or 0
     if kind != "successful":
-        said = each["info"].get("error") or kind
-        failed = _failed(start_s, end_s, said, due_s=due_s, tokens=prompt)
+        reason = each["info"].get("error") or kind
+        failed = _failed(start_s, end_s, reason, due_s=due_s, tokens=prompt)
         return failed if kind == "errored" else replace(failed, outcome="unfinished")
     times = each["info"]["timings"]
     chunk_s = _spread(times["first_token_iteration"], times["last_token_iteration"], output)
@@ -394,16 +385,16 @@ def _aiperf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[T
 
     Source: AIPerf 0.13.0, docs/tutorials/working-with-profile-exports.md, and a run of it.
     """
-    for each in raw:
-        told, metrics, error = each["metadata"], each["metrics"] or {}, each.get("error")
+    for record in raw:
+        told, metrics, error = record["metadata"], record["metrics"] or {}, record.get("error")
         if told.get("benchmark_phase", "profiling") != "profiling":
             continue
         start_s, end_s = told["request_start_ns"] * NS, told["request_end_ns"] * NS
         due_s = told.get("credit_issued_ns", told["request_start_ns"]) * NS
         if error:
-            said = f"{error.get('code')} {error.get('type')}: {error.get('message')}"
+            reason = f"{error.get('code')} {error.get('type')}: {error.get('message')}"
             tokens = metrics.get("error_isl", {}).get("value")
-            failed = _failed(start_s, end_s, said, due_s=due_s, tokens=tokens)
+            failed = _failed(start_s, end_s, reason, due_s=due_s, tokens=tokens)
             yield replace(failed, outcome="unfinished") if told.get("was_cancelled") else failed
             continue
         first_s = start_s + _seconds(metrics["time_to_first_token"])
@@ -427,7 +418,7 @@ def _seconds(metric: dict[str, Any]) -> float:
 
 def _all_seconds(metric: dict[str, Any]) -> list[float]:
     unit_s = {"ns": NS, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}[metric["unit"]]
-    return [float(each) * unit_s for each in metric["value"]]
+    return [float(number) * unit_s for number in metric["value"]]
 
 
 def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> Iterator[ToolRequest]:
@@ -441,20 +432,20 @@ def _inference_perf(raw: list[dict[str, Any]], _place: str, _: int | None) -> It
     Source: inference-perf 0.5.0 (`response_info`) and 0.7.0 (`response_metrics`), apis/base.py,
     and a run of 0.7.0.
     """
-    for each in raw:
-        info, error = each["info"] or {}, each.get("error")
-        start_s, end_s, prompt = each["start_time"], each["end_time"], info.get("input_tokens")
+    for record in raw:
+        info, error = record["info"] or {}, record.get("error")
+        start_s, end_s, prompt = record["start_time"], record["end_time"], info.get("input_tokens")
         if error:
             said = f"{error['error_type']}: {error['error_msg']}"
             yield _failed(start_s, end_s, said, tokens=prompt)
             continue
-        told = info.get("response_metrics") or info["response_info"]
-        usage = told.get("server_usage") or {}
+        response = info.get("response_metrics") or info["response_info"]
+        usage = response.get("server_usage") or {}
         yield ToolRequest(
             due_s=start_s, start_s=start_s, end_s=end_s,
             input_tokens=usage.get("prompt_tokens", prompt),
-            output_tokens=usage.get("completion_tokens", told["output_tokens"]),
-            chunk_s=tuple(told["chunk_times"]),
+            output_tokens=usage.get("completion_tokens", response["output_tokens"]),
+            chunk_s=tuple(response["chunk_times"]),
         )  # fmt: skip
 
 

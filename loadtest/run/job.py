@@ -10,14 +10,14 @@ from minicluster.config import parse, read_json
 from minicluster.errors import InputError
 from minicluster.specs.slo import SloSpec
 from minicluster.specs.workload import WorkloadSpec
+from minicluster.units import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from minicluster.workload.schedule import ScheduledRequest
 
-SCHEMA_VERSION = 1
-"""Version of `run.json`."""
+SCHEMA_VERSION = 1  # version of `run.json`
 
 MIN_WARMUP_S = 5.0
 """Shortest default warm-up: connections, first compilations and CPU clocks take seconds."""
@@ -59,7 +59,6 @@ class Job:
         prompt_salt: new for each run, so that no prompt of an earlier run is in the endpoint's
             prefix cache.
         timeout_s: time limit of one request, from its send.
-        shape: how requests arrive.
         num_requests: number of measured requests; a closed loop keeps its window open for them.
         workers: client processes that share the schedule.
         plan: name of the plan's copy beside `run.json`; `None`: a run without a plan.
@@ -69,11 +68,11 @@ class Job:
         plain: whether requests have OpenAI's own parameters only, so that answers end when the
             model ends them.
         limit_name: parameter that limits the length of an answer.
-        remarks: what a reader of the run's figures has to know of the load, in sentences.
-        caveats: the same in a few words, which stand beside the figures.
+        remarks, caveats: what a reader of the run's figures has to know, in sentences, and in a
+            few words that stand beside the figures.
         queued_in_client: whether requests waited in the client for a place among those in flight.
-        slowdown: of simulated engines: seconds of the clock that each second here takes; `None`:
-            the engines are real.
+        slowdown: seconds of the clock that each second of simulated engines takes; `None`: they
+            are real.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -102,17 +101,8 @@ class Job:
 
     def by_the_clock(self) -> Job:
         """Return the job with its times in seconds of the clock, as the client needs them."""
-        factor, window = self.slowdown or 1.0, self.window
-        return replace(
-            self,
-            timeout_s=self.timeout_s * factor,
-            window=replace(
-                window,
-                start_s=window.start_s * factor,
-                end_s=window.end_s * factor,
-                drain_s=window.drain_s * factor,
-            ),
-        )
+        factor = self.slowdown or 1.0
+        return replace(scaled(self, factor), window=scaled(self.window, factor))
 
     def requests(self) -> tuple[ScheduledRequest, ...]:
         """Draw the schedule; equal jobs have equal schedules."""

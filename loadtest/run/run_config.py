@@ -45,13 +45,12 @@ MAX_WORKERS = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestLoad:
     """
-    The load and its SLO.
+    The load and its SLO, which a plan determines if `planned`.
 
     Attributes:
         model: served name; `None`: the only one served.
         vocab_size: upper bound of the prompts' random token ids.
         e2e_s: expected time of one request.
-        planned: whether a plan determines the load.
     """
 
     model: str | None
@@ -195,7 +194,6 @@ def _with_warmup_stage(shape: ArrivalShape, warmup_s: float) -> tuple[ArrivalSha
 
 
 def _check_options(load: TestLoad, length: RunLength, shape: ArrivalShape) -> None:
-    """Refuse options that exclude each other, or that would have no effect."""
     source, trace, staged = shape.source, load.workload.trace, bool(shape.stages)
     users, stages = (f"no such option with {name}" for name in ("--users", "--stages"))
     rounds = f"{users}: each user's first {WARMUP_ROUNDS} requests do not count"
@@ -240,7 +238,6 @@ def check_chat(job: Job, requests: Sequence[ScheduledRequest]) -> None:
 
 
 def _traced(file: str, shape: ArrivalShape) -> WorkloadSpec:
-    """Return rate, lengths and shared prefix of a trace."""
     arrivals = read_trace(Path(file), shape.reading, skip_unanswered=shape.skip_unanswered).arrivals
     span_s, prefix = float(arrivals.due_s[-1]), arrivals.prefix_tokens
     return WorkloadSpec(

@@ -114,7 +114,6 @@ def staged(
 
 
 def _continuation(stages: Sequence[RateStage]) -> RateStage:
-    """Return the stage after the last one: its final rate, or its mean if that is 0."""
     per_s = stages[-1].end_per_s or stages[-1].requests / stages[-1].duration_s
     return RateStage(start_per_s=per_s, end_per_s=per_s, duration_s=1.0)
 
@@ -122,8 +121,7 @@ def _continuation(stages: Sequence[RateStage]) -> RateStage:
 MAX_REQUESTS = 1_000_000
 """Largest number of requests of a run: one process keeps schedule and answers in memory."""
 
-WARMUP_ROUNDS = 3
-"""Requests of each user of a closed loop before those that count."""
+WARMUP_ROUNDS = 3  # requests of each user of a closed loop before those that count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,15 +145,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalShape:
-    """
-    How requests arrive.
-
-    Attributes:
-        source: gaps, users and turns, as in the simulation.
-        stages: changing rates from the start of the run on; empty: the workload's rate.
-        skip_unanswered: whether requests of a trace that generated nothing are left out.
-        reading: what decides how a trace is read.
-    """
+    """How requests arrive; *stages* are changing rates, empty: the workload's rate."""
 
     source: RequestSource = field(default_factory=RequestSource)
     stages: tuple[RateStage, ...] = ()
@@ -176,14 +166,10 @@ def draw(
     workload: WorkloadSpec, shape: ArrivalShape, window: Window, *, seed: int, num_requests: int = 0
 ) -> tuple[ScheduledRequest, ...]:
     """
-    Draw the requests of a run; equal seeds, equal schedules.
+    Draw the requests of a run; equal seeds, equal schedules, as the simulator's.
 
-    Args:
-        workload: rate and lengths, or a trace.
-        shape: how they arrive.
-        window: which of them count; a conversation counts as a whole if its first turn does.
-        seed: the simulator draws the same requests from it (`minicluster.workload.sources`).
-        num_requests: number of requests that count in a closed loop.
+    A conversation counts as a whole if its first turn lies in *window*; in a closed loop
+    *num_requests* count.
 
     Raises InputError: more than `MAX_REQUESTS`, or none in the window.
     """

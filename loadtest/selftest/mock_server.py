@@ -20,8 +20,7 @@ from typing import Any, TextIO
 from loadtest.client.kernel_timestamps import Arrival, enable_timestamps, receive
 from minicluster.http_client.sse import DONE
 
-FLOOD_BYTES = 1 << 20
-"""Size of the output buffer that `MockConfig.flood` keeps full."""
+FLOOD_BYTES = 1 << 20  # size of the output buffer that `MockConfig.flood` keeps full
 
 DEFAULT_OUTPUT_TOKENS = 16
 TRILLION = 10**12
@@ -34,13 +33,9 @@ class MockConfig:
     Configuration of the mock server: its timings, and the faults that it has.
 
     Attributes:
-        ttft_s: time from receiving a request to sending its first token.
-        itl_s: time between tokens.
-        tokens_per_chunk: tokens merged into one chunk.
         early_chunk: 1: an empty chunk is sent at once, as some servers do.
         usage: 0: no usage is sent at all; 1: each chunk has the running total, as vLLM sends it.
         stall_at_s: seconds from the first request to a pause of all streams.
-        stall_s: length of that pause.
         cut_after_tokens: tokens after which the connection is cut; 0: never.
         mute_after_tokens: tokens after which nothing is sent, while the connection stays; 0: never.
         endless: 1: tokens never end.
@@ -51,11 +46,9 @@ class MockConfig:
         flood: 1: lines after each chunk, faster than any client reads them.
         unclosed: 1: the answer is marked as ended, and the response stays open.
         timing: `Server-Timing` header; empty: the true one.
-        key: required API key; empty: none.
         die_after_s: seconds from the second request to the server's exit, as the first comes before
             the load; 0: never.
         template_tokens: tokens of a chat beyond its words.
-        model: served name.
     """
 
     ttft_s: float = 0.05
@@ -86,7 +79,6 @@ class MockStream:
     One answer while it is sent.
 
     Attributes:
-        request: body of the request.
         gone: whether the client has disconnected.
         received_s: arrival of the request's last byte, on the monotonic clock; its prefill starts.
         stalls_s: start and end of the pause.
@@ -110,8 +102,8 @@ class MockStream:
         """Read the lengths of the prompt, a chat's template included, and of the answer."""
         template_tokens = self.config.template_tokens if self.chat else 0
         self.input_tokens = count_input_tokens(self.request) + template_tokens
-        asked = self.request.get("max_tokens") or self.request.get("max_completion_tokens")
-        self.output_tokens = asked or DEFAULT_OUTPUT_TOKENS
+        limit = self.request.get("max_tokens") or self.request.get("max_completion_tokens")
+        self.output_tokens = limit or DEFAULT_OUTPUT_TOKENS
 
     def open(self) -> None:
         """Send the response head, and the early empty chunk if configured."""
@@ -164,7 +156,6 @@ class MockStream:
         return False
 
     def _send_tokens(self, new: int) -> None:
-        """Send a chunk of *new* tokens, or the configured garbage and flood."""
         if self.config.garbage == "line":
             self._flood(b"x")
         else:
@@ -219,12 +210,7 @@ STREAMS = ("/v1/completions", CHAT)
 
 
 class MockStampedSocket(socket.socket):
-    """
-    The server's end of a connection.
-
-    Attributes:
-        arrival: arrival of the last read.
-    """
+    """The server's end of a connection, with the `arrival` of its last read."""
 
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
@@ -303,7 +289,6 @@ class MockServer:
         writer.close()
 
     async def _complete(self, stream: MockStream, name: str) -> None:
-        """Answer the request *name* by *stream*, or fail it as configured."""
         self.num_requests += 1
         self.first_request_s = self.first_request_s or stream.received_s
         if self.num_requests > 1:

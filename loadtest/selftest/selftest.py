@@ -30,14 +30,9 @@ if TYPE_CHECKING:
 TTFT_S = 0.2
 OUTPUT_TOKENS = 50
 WARMUP_S = 2.0
-GROWTH = 1.5
-"""Ratio of consecutive numbers of streams in the search for the capacity."""
-
-MIN_REQUESTS = 20
-"""Least number of requests at each level, so that a p99 is not a single outlier's."""
-
-MAX_STREAMS = 5000
-"""Largest number of streams of the search: one process is saturated long before."""
+GROWTH = 1.5  # ratio of consecutive numbers of streams in the search for the capacity
+MIN_REQUESTS = 20  # least number of requests at each level, so that a p99 is not a single outlier's
+MAX_STREAMS = 5000  # largest number of streams of the search: one process is saturated long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +60,9 @@ class ClientError:
     Attributes:
         streams: mean number of concurrent streams.
         events_per_s: chunks received in the window, per second of it.
-        ttft_error_p50_s: median of (TTFT from send - server's own TTFT).
-        itl_error_p99_s: p99 of the absolute error, over all gaps.
-        tpot_error_p99_s: p99 of the absolute error, over all requests.
-        heartbeat_lag_p90_s: p90 of the lateness of a 5 ms timer.
+        itl_error_p99_s, tpot_error_p99_s: of the absolute errors, over all gaps and requests.
         cpu_fraction: of one core.
         fit: whether a run at this load would be valid.
-        saturated: whether the client was overloaded.
     """
 
     streams: int

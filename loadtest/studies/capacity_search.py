@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 STATE = "search.json"
-EXTENSION = 2.0
-"""Factor by which an undecided probe without an estimate of its own is extended."""
-
-MAX_EXTENSION = 4.0
-"""Largest factor of one extension: the estimate of a short run is uncertain."""
+EXTENSION = 2.0  # factor by which an undecided probe without an estimate of its own is extended
+MAX_EXTENSION = 4.0  # largest factor of one extension: the estimate of a short run is uncertain
 
 GROWTH = 1.25
 """Ratio of consecutive rates while all probes hold or all miss: three steps double the rate."""
@@ -44,7 +41,7 @@ class Probe:
 
     Attributes:
         holds: whether the SLO held; `None`: no run of the allowed length decides.
-        attained_fraction: the lowest attained fraction of all limits.
+        attained_fraction: lowest attained fraction of all limits.
     """
 
     requests_per_s: float
@@ -97,15 +94,15 @@ def next_rate(probes: Sequence[Probe], *, first: float, resolution_fraction: flo
     """
     if not probes:
         return first
-    found = capacity(probes)
-    rates = [rate for rate in (found.low, *found.unclear, found.high) if rate is not None]
-    if found.low is None:
+    bracket = capacity(probes)
+    rates = [rate for rate in (bracket.low, *bracket.unclear, bracket.high) if rate is not None]
+    if bracket.low is None:
         lower = rates[0] / GROWTH
         return lower if lower > first / MAX_RATIO else None
-    if found.high is None:
+    if bracket.high is None:
         higher = rates[-1] * GROWTH
         return higher if higher < first * MAX_RATIO else None
-    if found.within(resolution_fraction):
+    if bracket.within(resolution_fraction):
         return None
     start, end = max((rates[:2], rates[-2:]), key=lambda gap: gap[1] / gap[0])
     return math.sqrt(start * end) if end > start * math.sqrt(1 + resolution_fraction) else None
@@ -132,10 +129,8 @@ class CapacitySearch:
 
     Attributes:
         inputs_hash: identifies the plan; the search of another plan is not resumed.
-        first_requests_per_s: the first rate.
         resolution_fraction: allowed distance of the lowest rate that misses from the highest that
             holds, as a fraction of the latter.
-        most_requests: largest number of requests of one probe.
         predicted_requests_per_s: highest rate at which the plan predicts the SLO to hold.
         saturation_requests_per_s: rate at which a pool of the plan is fully utilised.
     """

@@ -35,8 +35,7 @@ class Change:
 
     Attributes:
         low_s, high_s: 95 % interval of second minus first.
-        p_value: of this statistic alone, two-sided.
-        significant: at 5 % for all statistics of the comparison together.
+        p_value: of this statistic alone, two-sided; *significant* at 5 % for all together.
     """
 
     metric: str
@@ -51,13 +50,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodChange:
-    """
-    The fraction of requests that met the SLO, second minus first; no answer is a miss.
-
-    Attributes:
-        low, high: its 95 % interval.
-        p_value, significant: as in `Change`.
-    """
+    """The fraction of requests that met the SLO, second minus first; no answer is a miss."""
 
     difference: float
     low: float
@@ -141,7 +134,7 @@ def _by_index(metric: str, answered: Sequence[Sample]) -> dict[int, float]:
 
 def _changes(metric: str, answered: list[tuple[Sample, ...]], *, paired: bool) -> Iterator[Change]:
     """Compare one latency; nothing if one of the runs has none."""
-    columns = [_by_index(metric, each) for each in answered]
+    columns = [_by_index(metric, samples) for samples in answered]
     ours, theirs = (summarise(list(column.values())) for column in columns)
     if not (ours and theirs):
         return
@@ -214,7 +207,6 @@ def _decided(judged: Judged) -> list[int]:
 
 
 def _same_schedule(first: Run, second: Run) -> bool:
-    """Whether both runs sent the same requests at the same times, in an open loop."""
     if first.job.shape.closed or second.job.shape.closed:
         return False
     sides = [

@@ -43,7 +43,7 @@ def lengths_text(measured: Sequence[Sample], *, planned: bool) -> str:
     whose = "the plan's" if planned else "those asked for"
     parts = []
     for side, lengths in _sides(measured).items():
-        got, asked = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
+        got, asked = (sum(counts) / len(lengths) for counts in zip(*lengths, strict=True))
         same = sum(one == other for one, other in lengths)
         if same == len(lengths):
             parts.append(f"{side} as asked for")
@@ -52,8 +52,8 @@ def lengths_text(measured: Sequence[Sample], *, planned: bool) -> str:
             f"{side} {got:.1f} tokens on average, {got / asked - 1:+.1%} against {whose} "
             f"({asked:.1f}; {same} of {len(lengths)} are equal)"
         )
-    told = "; ".join(parts) or "no answer told them"
-    return f"--plain: lengths are as the server gave them: {told}"
+    sides = "; ".join(parts) or "no answer told them"
+    return f"--plain: lengths are as the server gave them: {sides}"
 
 
 def _sides(measured: Sequence[Sample]) -> dict[str, Pairs]:
@@ -63,11 +63,11 @@ def _sides(measured: Sequence[Sample]) -> dict[str, Pairs]:
         "input": [(s.input_tokens, s.asked_input_tokens) for s in answered],
         "output": [(s.output_tokens, s.asked_output_tokens) for s in answered],
     }
-    known = {
+    counted = {
         side: [(got, asked) for got, asked in lengths if got is not None]
         for side, lengths in pairs.items()
     }
-    return {side: lengths for side, lengths in known.items() if lengths}
+    return {side: lengths for side, lengths in counted.items() if lengths}
 
 
 MAX_NOT_SENT_FRACTION = 0.01
@@ -76,8 +76,7 @@ MAX_NOT_SENT_FRACTION = 0.01
 MAX_CACHED_FRACTION = 0.05
 """Largest fraction of prompt tokens from the prefix cache beyond what the workload shares."""
 
-MAX_EXTENSION_MINUTES = 24 * 60
-"""Longest extension of a run that a message suggests."""
+MAX_EXTENSION_MINUTES = 24 * 60  # longest extension of a run that a message suggests
 
 
 def decide(
@@ -104,7 +103,6 @@ def decide(
 
 
 def _interruption(run: Run) -> str:
-    """Return why a run ended before its time, and after how much of it."""
     stop, planned = run.client.stop, sum(request.in_window for request in run.schedule)
     if run.job.shape.closed:
         planned = min(planned, run.job.num_requests)
@@ -159,7 +157,6 @@ def _miss(result: SloResult) -> str:
 def _invalid(
     run: Run, window: MeasurementWindow, measured: Sequence[Sample], health: Health
 ) -> list[str]:
-    """Return the reasons why the run proves nothing, whatever it seems to show."""
     problems = [f"the load client was not fit: {problem}" for problem in health.problems]
     not_sent = len(window.requests) - len(measured)
     if not_sent > MAX_NOT_SENT_FRACTION * len(window.requests):

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """
-    Mean seconds of one phase over the requests that were both simulated and answered.
-
-    Attributes:
-        name: one of `minicluster.phases`, or `ttft`.
-        difference_s: predicted minus measured.
-    """
+    """Mean seconds of a phase over the requests that were simulated and answered."""
 
     name: str
     predicted_s: float
@@ -66,8 +60,8 @@ def compare_phases(resimulation: Resimulation, measured: Sequence[Sample]) -> Ph
     Without `Server-Timing` there are two: up to the first token, and decode. With it `ingress` is
     what neither engine accounts for, the client's own lag included.
     """
-    known = resimulation.requests
-    pairs = [(known[s.index], s) for s in measured if s.ok and s.index in known]
+    predicted = resimulation.requests
+    pairs = [(predicted[s.index], s) for s in measured if s.ok and s.index in predicted]
     if not pairs:
         return None
     timed = [pair for pair in pairs if _report([pair], (QUEUED_PREFILL, HANDOFF))]
@@ -129,13 +123,11 @@ PAIRED = ("ttft", "tpot", "e2e", "longest_stall")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """
-    One statistic of one latency.
+    One statistic of one latency; errors are predicted / measured - 1.
 
     Attributes:
-        error_fraction: predicted / measured - 1.
         error_low, error_high: its 95 % interval; `None` for the plan's own prediction.
-        error_at_pace_fraction: error of the prediction at the pace that the engines had in this
-            load; `None`: not known.
+        error_at_pace_fraction: that of the prediction at the engines' own pace; `None`: not known.
     """
 
     metric: str
@@ -161,12 +153,9 @@ class Comparison:
 
     Attributes:
         source: `resimulated`: for the run's own arrivals and lengths; `planned`: the plan's own.
-        tolerance: by metric, the largest error of the mean that counts as correct.
-        held: every mean with a tolerance was measured and is within it, at the engines' pace
-            where it is known.
-        phases: of the resimulated requests.
-        pace: by role, measured / planned seconds of the engines' steps for the same work; empty:
-            not known.
+        tolerance: largest error of the mean, by metric, that counts as correct.
+        held: every mean with a tolerance was measured and is within it (`judged_error_fraction`).
+        pace: measured / planned seconds of the engines' steps for the same work, by role.
     """
 
     source: str
@@ -178,8 +167,8 @@ class Comparison:
 
     def row(self, metric: str, statistic: str) -> Compared | None:
         """Return one row; `None` if it was not measured."""
-        found = (r for r in self.rows if (r.metric, r.statistic) == (metric, statistic))
-        return next(found, None)
+        rows = (r for r in self.rows if (r.metric, r.statistic) == (metric, statistic))
+        return next(rows, None)
 
 
 def compare(
@@ -202,11 +191,11 @@ def compare_resimulated(
     resimulation: Resimulation, answered: Sequence[Sample], tolerance: dict[str, float]
 ) -> Comparison | None:
     """Compare with the simulation of the same requests; `None` if it contains none of them."""
-    known = [s for s in answered if s.index in resimulation.requests]
-    if not known:
+    simulated = [s for s in answered if s.index in resimulation.requests]
+    if not simulated:
         return None
-    rows = [row for metric in PAIRED for row in _paired(metric, resimulation, known)]
-    gaps = summarise([gap for s in known for gap in s.gaps_s])
+    rows = [row for metric in PAIRED for row in _paired(metric, resimulation, simulated)]
+    gaps = summarise([gap for s in simulated for gap in s.gaps_s])
     paced = resimulation.at_pace
     if gaps:
         rows += [
@@ -218,21 +207,23 @@ def compare_resimulated(
         errors = {
             (row.metric, row.statistic): row.error_fraction
             for metric in PAIRED
-            for row in _paired(metric, paced, known)
+            for row in _paired(metric, paced, simulated)
         }
         rows = [
             replace(row, error_at_pace_fraction=errors.get((row.metric, row.statistic)))
             for row in rows
         ]
-    compared = _comparison("resimulated", rows, tolerance, compare_phases(resimulation, known))
+    compared = _comparison("resimulated", rows, tolerance, compare_phases(resimulation, simulated))
     return replace(compared, pace={} if paced is None else paced.pace)
 
 
-def _paired(metric: str, resimulation: Resimulation, known: Sequence[Sample]) -> Iterator[Compared]:
+def _paired(
+    metric: str, resimulation: Resimulation, simulated: Sequence[Sample]
+) -> Iterator[Compared]:
     """Compare one metric request by request; the randomness of arrivals cancels."""
     pairs = [
         (predicted_s, measured_s)
-        for s in known
+        for s in simulated
         if (predicted_s := getattr(resimulation.requests[s.index], f"{metric}_s")) is not None
         and (measured_s := getattr(s, f"{metric}_s")) is not None
     ]

@@ -19,19 +19,12 @@ from minicluster.workload.schedule import ScheduledRequest, write_schedule
 if TYPE_CHECKING:
     from minicluster.workload.samples import Sample
 
-TIME_LIMIT_S = 600.0
-"""Time limit of one simulation; the longest in the tests takes ten seconds."""
+TIME_LIMIT_S = 600.0  # time limit of one simulation; the longest in the tests takes ten seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRequest:
-    """
-    One request as simulated.
-
-    Attributes:
-        longest_stall_s: the longest gap between two tokens.
-        phases_s: by `minicluster.phases.TTFT_PHASES`.
-    """
+    """One request as simulated; phases are `minicluster.phases.TTFT_PHASES`."""
 
     ttft_s: float
     tpot_s: float | None
@@ -43,14 +36,12 @@ class PredictedRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resimulation:
     """
-    A run's own requests as simulated.
+    A run's own requests as simulated, by index in the schedule.
 
     Attributes:
-        requests: by index in the schedule.
         itl: mean and percentiles of the gaps between tokens, in seconds.
-        busy_fraction: by role, mean share of the run in which a replica computed.
-        pace: by role, measured / planned seconds of the engine's steps, at which it was simulated;
-            empty: at the plan's own.
+        busy_fraction: mean share of the run in which a replica computed, by role.
+        pace: measured / planned seconds of the engine's steps at which it was simulated, by role.
         at_pace: the same at the pace of the engines; `None`: they did not report their steps.
     """
 
@@ -115,7 +106,6 @@ def _as_sent(request: ScheduledRequest, sample: Sample, *, plain: bool) -> Sched
 
 
 def _simulated(command: Sequence[str]) -> dict[str, Any]:
-    """Return what a simulation prints; raises as `resimulate`."""
     try:
         done = subprocess.run(  # noqa: S603  (our own command)
             command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False

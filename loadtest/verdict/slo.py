@@ -39,12 +39,10 @@ class SloResult:
     Attributes:
         of: class of requests; empty where there are none.
         num: number of values, one per request (ITL: one per gap), those without an answer included.
-        num_requests: number of requests that the values come from.
-        num_missed: number of values above the limit or without an answer.
         measured_s: the percentile, where no answer counts as infinite; `None`: it is infinite.
         measured_low_s, measured_high_s: its 95 % interval; `None`: unbounded.
-        attained_fraction: fraction of the values within the limit.
-        attained_low, attained_high: its 95 % interval.
+        attained_fraction: fraction of the values within the limit; its 95 % interval is from
+            `attained_low` to `attained_high`.
         design_effect: number of values that carry as much information as one independent value.
         verdict: `met` or `missed` if the interval of the attained fraction excludes the
             percentile; `inconclusive` if it contains it, or lies above it with fewer requests
@@ -160,10 +158,7 @@ def judge_limit(
     Judge one limit.
 
     Args:
-        metric: its name.
         values: in the order of time, infinite where there is no answer, shape (n,).
-        limit_s: the limit.
-        percentile: fraction of the values that have to meet it, such as `p99`.
         num_requests: number of requests that *values* come from; `None`: one value per request.
     """
     requests = len(values) if num_requests is None else num_requests

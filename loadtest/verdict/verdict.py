@@ -37,11 +37,8 @@ VERDICTS = {
     "interrupted": Exit.INTERRUPTED,
 }
 PROVES_NOTHING = {"invalid", "failed", "interrupted"}
-HOLDS = {"met": True, "missed": False}
-"""The SLO held or not, by verdict; other verdicts do not say."""
-
-Times = tuple[float, float, float]
-"""Of one request: when it comes, its first token and its end."""
+HOLDS = {"met": True, "missed": False}  # the SLO held or not, by verdict; other verdicts do not say
+Times = tuple[float, float, float]  # of one request: when it comes, its first token and its end
 
 STAYS = {"prefill": (0, 1), "decode": (1, 2), "mixed": (0, 2)}
 """The two of `Times` between which a request is in a pool."""
@@ -49,8 +46,7 @@ STAYS = {"prefill": (0, 1), "decode": (1, 2), "mixed": (0, 2)}
 MIN_STALL_S = 1.0
 """Least TTFT of a suspected stall; a shorter one is ordinary queueing on any endpoint."""
 
-MEDIANS = 5.0
-"""Least TTFT of a suspected stall, as a multiple of the median."""
+MEDIANS = 5.0  # least TTFT of a suspected stall, as a multiple of the median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +57,7 @@ class Throughput:
     Attributes:
         good_fraction: fraction of all requests that are good (SLO attainment).
         finished_output_tokens_per_s: tokens of requests that finished in the window, whenever
-            they arrived.
-        predicted_good_requests_per_s: as simulated; `None`: not simulated.
-        predicted_output_tokens_per_s: of requests that finished in the window, as simulated;
-            `None`: not simulated.
+            they arrived; predicted ones likewise. `None`: not simulated.
     """
 
     offered_requests_per_s: float
@@ -79,12 +72,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """
-    Endpoint, time, client machine and versions of a run.
-
-    Attributes:
-        caveats: what a reader of any figure has to know, in a few words each.
-    """
+    """Endpoint, time, client and versions of a run; *caveats* stand beside its figures."""
 
     host: str
     model: str
@@ -105,13 +93,9 @@ class Verdict:
 
     Attributes:
         verdict: a key of `VERDICTS`.
-        reasons: the reasons, in sentences.
-        slo: the measurement of each limit.
         latency: by metric, over answered requests of the window; failures are in `outcomes`
             and in `slo`, never in these.
         outcomes: number of requests of the window by outcome, `not_sent` among them.
-        window: the part of the run that counts.
-        notes: remarks that a reader of the numbers needs.
     """
 
     schema_version: int
@@ -156,8 +140,7 @@ def conclude(
     Judge *run*, once for all who report of it.
 
     Args:
-        run: as its folder contains it.
-        tolerance: by metric, the largest error of the predicted mean that counts as correct.
+        tolerance: largest error, by metric, of a predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         resimulation: the prediction for the run's own requests; `None`: the plan's own is compared.
     """
@@ -165,7 +148,7 @@ def conclude(
     answered = window.answered
     latency = latencies(answered)
     promises = run.promises
-    strict = strictest(each.slo for each in promises)
+    strict = strictest(promise.slo for promise in promises)
     client = health(run.client, window.sent, strict, queued=run.job.queued_in_client)
     results = tuple(
         replace(result, of=name)
@@ -232,9 +215,8 @@ def num_undecided(run: Run, window: MeasurementWindow) -> int:
 
 
 def _simulated_tokens(run: Run, sample: Sample) -> int:
-    """Return the length with which an answer was simulated."""
-    told = sample.output_tokens if run.job.plain and sample.ok else None
-    return told or sample.asked_output_tokens
+    counted = sample.output_tokens if run.job.plain and sample.ok else None
+    return counted or sample.asked_output_tokens
 
 
 def _throughput(
@@ -245,13 +227,15 @@ def _throughput(
     num_good = len(good(run.promises, {s.index: s for s in answered}))
     decided = scheduled - num_undecided(run, window)
     done = [(s.chunk_s[-1], s.output_tokens or 0) for s in run.samples if s.ok]
-    known = resimulation.requests if resimulation else {}
+    predicted_requests = resimulation.requests if resimulation else {}
     predicted = [
-        (s.due_s + known[s.index].e2e_s, _simulated_tokens(run, s))
+        (s.due_s + predicted_requests[s.index].e2e_s, _simulated_tokens(run, s))
         for s in run.samples
-        if s.index in known
+        if s.index in predicted_requests
     ]
-    simulated = {s.index: known[s.index] for s in window.sent if s.index in known}
+    simulated = {
+        s.index: predicted_requests[s.index] for s in window.sent if s.index in predicted_requests
+    }
 
     def finished(ends: list[tuple[float, int]]) -> float:
         return sum(n for at_s, n in ends if start_s <= at_s < start_s + window_s) / window_s
@@ -357,8 +341,8 @@ def pool_loads(
     measured = [(s.send_s, s.chunk_s[0] if s.chunk_s else s.end_s, s.end_s) for s in samples]
     seen = _mean_concurrent(measured, window)
     if resimulation:
-        known = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
-        simulated = [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in known if r]
+        predicted_of = [(s.due_s, resimulation.requests.get(s.index)) for s in samples]
+        simulated = [(due_s, due_s + r.ttft_s, due_s + r.e2e_s) for due_s, r in predicted_of if r]
         predicted = _mean_concurrent(simulated, window)
     else:
         rate, planned = plan.workload.requests_per_s, plan.prediction
@@ -377,8 +361,6 @@ def pool_loads(
 
 
 def _mean_concurrent(times: Sequence[Times], window: Window) -> dict[str, float]:
-    """Return the number of requests in each pool, averaged over the window."""
-
     def inside_s(at: Times, start: int, end: int) -> float:
         return max(0.0, min(at[end], window.end_s) - max(at[start], window.start_s))
 

@@ -28,9 +28,7 @@ class CountedPart:
     The part of the run that counts, without what MSER-5 cut as unsettled.
 
     Attributes:
-        start_s: requests that arrive from here on count; later than the window's own start if
-            latencies settled later.
-        length_s: from `start_s` to the end of the window.
+        start_s: least arrival; later than the window's own start if latencies settled later.
         settled: whether latencies had settled by the middle of the run (MSER-5); of a run of
             fewer than 160 requests, whether they did not rise.
         rising: whether they rose to the end instead.
@@ -48,12 +46,10 @@ class CountedPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementWindow:
     """
-    The requests that a verdict counts.
+    The requests that a verdict counts, in the order of their arrival, and their indices.
 
     Attributes:
-        requests: scheduled in the counted part, in the order of their arrival; `None`: never sent.
-            Of a run that was cut short, those that were sent.
-        indices: of each, in the schedule.
+        requests: `None`: never sent; of a run that was cut short, those that were sent.
         counted: when they arrived, and whether latencies had settled by then.
     """
 
@@ -63,8 +59,8 @@ class MeasurementWindow:
 
     def among(self, indices: Container[int]) -> tuple[Sample | None, ...]:
         """Return those of the requests that are among *indices*."""
-        each = zip(self.indices, self.requests, strict=True)
-        return tuple(request for index, request in each if index in indices)
+        pairs = zip(self.indices, self.requests, strict=True)
+        return tuple(request for index, request in pairs if index in indices)
 
     @property
     def sent(self) -> tuple[Sample, ...]:

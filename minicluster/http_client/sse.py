@@ -6,8 +6,7 @@ MAX_EVENT_BYTES = 1 << 24
 """Length at which an event that has not ended is given up: the ids of a prompt of a million tokens
 are shorter."""
 
-DONE = b"[DONE]"
-"""Data of the last event of a stream of completions."""
+DONE = b"[DONE]"  # data of the last event of a stream of completions
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -21,26 +21,16 @@ BLUE, GREEN, ORANGE, PURPLE, RED, AMBER, SOFT, PALE, INK = (
     for name in ("blue", "green", "orange", "purple", "red", "amber", "soft", "line", "ink")
 )
 """Colours of the style sheet (page.css); page.js looks them up, for light and dark screens."""
-POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}
-"""Colours of pools, by role."""
+POOL_COLOURS = {"prefill": BLUE, "decode": GREEN, "mixed": PURPLE}  # colours of pools, by role
 SERIES_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 """Colours of series that have no meaning of their own, in their order."""
-MAX_MARKS = 1_500
-"""Marks of one trace at most: a browser draws each as an element of its own."""
-DIGITS = 6
-"""Significant digits of numbers in a page: more than a chart can show."""
+MAX_MARKS = 1_500  # marks of one trace at most: a browser draws each as an element of its own
+DIGITS = 6  # significant digits of numbers in a page: more than a chart can show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """
-    One chart.
-
-    Attributes:
-        caption: what the chart shows in words; stands below it, and for it where it is not seen.
-        traces: `data` of Plotly.
-        layout: `layout` of Plotly, less what all charts of a page share (page.js).
-    """
+    """One chart: Plotly's `data` and `layout`; the *caption* stands for it where it is not seen."""
 
     title: str
     caption: str
@@ -49,10 +39,10 @@ class Figure:
 
     def trace(self, name: str) -> Json:
         """Return the trace of that *name*. Raises KeyError: the chart has none."""
-        found = [trace for trace in self.traces if trace["name"] == plain(name)]
-        if not found:
+        traces = [trace for trace in self.traces if trace["name"] == plain(name)]
+        if not traces:
             raise KeyError(name)
-        return found[0]
+        return traces[0]
 
 
 def line(  # noqa: PLR0913  (what a line of a chart is)
@@ -93,15 +83,12 @@ def marks(  # noqa: PLR0913  (what marks of a chart are)
     lines: bool = False,
 ) -> Json:
     """
-    Return a mark a point.
+    Return a mark a point, as `line` does.
 
     Args:
-        colour: one of this module's.
-        hover: Plotly's `hovertemplate`: our own words, never those of a user.
         texts: what *hover* calls `%{text}`: any words; n of them, or none.
         size: diameter in pixels.
         symbol: Plotly's `marker.symbol`.
-        opacity: of the marks, 0 to 1.
         lines: whether a line joins them.
     """
     drawn = _trace("scatter", name, numbers(xs), numbers(ys), hover) | {
@@ -135,17 +122,16 @@ def heat_map(
     """
     Return a cell a value, shape (rows, columns), at the places 0, 1, ... of both axes.
 
-    Args:
-        texts: what *hover* calls `%{text}`, likewise.
-        colours: of the lowest value, of zero and of the highest; the scale is symmetric.
+    *hover* calls *texts* `%{text}`; *colours* are of the lowest value, of zero and of the highest,
+    on a symmetric scale.
     """
-    most = max((abs(each) for row in values for each in row if math.isfinite(each)), default=1.0)
+    most = max((abs(value) for row in values for value in row if math.isfinite(value)), default=1.0)
     scale = [[place, colour] for place, colour in zip((0, 0.5, 1), colours, strict=True)]
     return {
         "type": "heatmap",
         "name": plain(name),
         "z": [numbers(row) for row in values],
-        "text": [[plain(each) for each in row] for row in texts],
+        "text": [[plain(text) for text in row] for row in texts],
         "hovertemplate": hover + "<extra></extra>",
         "colorscale": scale,
         "zmin": -(most or 1.0),

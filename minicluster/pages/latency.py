@@ -21,10 +21,8 @@ TAIL_TICKS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 """Shares that an axis names; 95 % has no room beside 90 %."""
 IN_SECONDS_S = 10.0
 """An axis that reaches this value is in seconds: 45 s reads better than 45,000 ms."""
-BODY, TAIL = 400, 300
-"""Points drawn of one curve: of all its values, and of the slowest hundredth."""
-HEADROOM = 1.05
-"""How far an axis goes beyond the largest value, so that its mark is whole."""
+BODY, TAIL = 400, 300  # points drawn of one curve: of all its values, and of the slowest hundredth
+HEADROOM = 1.05  # how far an axis goes beyond the largest value, so that its mark is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +113,6 @@ def _places(count: int) -> NDArray[np.int64]:
 
 
 def _corner(share: float, limit_s: float, *, top: float, unit: str, scale: float) -> Json:
-    """Draw the SLO: up to this share latencies stay below this limit."""
     return line(
         "SLO",
         [1.0, 1 - share, 1 - share],
@@ -128,14 +125,14 @@ def _corner(share: float, limit_s: float, *, top: float, unit: str, scale: float
 def _caption(
     curves: Sequence[LatencyCurve], limit: tuple[float, float] | None, unit: str, scale: float
 ) -> str:
-    said = []
+    captions = []
     for curve in curves:
         values = np.asarray(curve.values_s, np.float64).tolist()
         half, most = (scale * quantile(values, share) for share in (0.5, 0.99))
-        said.append(
+        captions.append(
             f"{curve.name}: of {len(values):,} requests 50 % within {half:,.4g} {unit},"
             f" 99 % within {most:,.4g} {unit}"
         )
     if limit:
-        said.append(f"SLO: {100 * limit[0]:.10g} % within {scale * limit[1]:,.4g} {unit}")
-    return "; ".join(said).replace(" %", "\N{NO-BREAK SPACE}%")
+        captions.append(f"SLO: {100 * limit[0]:.10g} % within {scale * limit[1]:,.4g} {unit}")
+    return "; ".join(captions).replace(" %", "\N{NO-BREAK SPACE}%")

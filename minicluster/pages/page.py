@@ -160,7 +160,7 @@ class Page:
 
     def figure(self, title: str) -> Figure:
         """Return the chart of that *title*. Raises KeyError: the page has none."""
-        found = [figure for figure in self.figures if figure.title == title]
-        if not found:
+        figures = [figure for figure in self.figures if figure.title == title]
+        if not figures:
             raise KeyError(title)
-        return found[0]
+        return figures[0]

@@ -32,11 +32,7 @@ def sections_of(result: object) -> Sequence[Section | ChartRow]:  # noqa: ARG001
 
 @singledispatch
 def columns_of(result: object) -> Columns:
-    """
-    Return a result as columns of equal lengths, by name; packages register it likewise.
-
-    Raises TypeError: the type is not registered.
-    """
+    """Return a result as columns of equal lengths, by name; packages register it likewise."""
     raise TypeError(f"no columns are registered for {type(result).__name__}")
 
 
@@ -51,11 +47,7 @@ class Shown:
         return render_parts(parts) or None
 
     def to_frame(self) -> DataFrame:
-        """
-        Return the result as a pandas frame; columns carry their units in their names.
-
-        Raises InputError: pandas is not installed.
-        """
+        """Return the result as a pandas frame; columns carry their units in their names."""
         if find_spec("pandas") is None:
             raise InputError("pandas", None, "an installed package", "`pip install pandas`")
         from pandas import DataFrame  # noqa: PLC0415  (slow, and not everywhere)

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
     from minicluster.pages.page import Page, Section, Tile
 
-SCRIPT = "plotly.min.js"
-"""Name of the file that draws the charts; all pages of a folder share it."""
-STDOUT = 1
-"""File descriptor of the standard output."""
+SCRIPT = "plotly.min.js"  # name of the file that draws the charts; all pages of a folder share it
+STDOUT = 1  # file descriptor of the standard output
 HERE = Path(__file__).parent
 
 
@@ -52,13 +50,10 @@ def _blocks() -> Any:  # noqa: ANN401  (macros of a template)
 
 def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> None:
     """
-    Write a page, and Plotly's script unless it is there already.
+    Write a page, never in part, and Plotly's script unless it is there or no chart needs it.
 
-    A page is never there in part, nor without its script. A page without charts needs none.
-
-    Args:
-        path: of the page: a file, as a stream has no place beside it.
-        script_folder: where the script lies; `None`: beside the page.
+    *script_folder* is where the script lies; `None`: beside the page, which is why the page is a
+    file, and no stream.
 
     Raises InputError: a file that cannot be written.
     """
@@ -75,26 +70,20 @@ def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> 
 
 
 def plotly_script() -> Path:
-    """
-    Return Plotly's script as its Python package ships it; the package is not imported.
-
-    Raises MiniclusterError: the package is not installed.
-    """
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
+    """Return Plotly's script as its Python package, which is not imported, ships it, or refuse."""
+    package = find_spec("plotly")
+    if package is None or package.origin is None:
         raise MiniclusterError("charts need the package plotly: `pip install -e .` installs it")
-    return Path(found.origin).parent / "package_data" / SCRIPT
+    return Path(package.origin).parent / "package_data" / SCRIPT
 
 
 def _is_stream(path: Path) -> bool:
-    """Tell whether *path* is a device, a pipe, or what the standard output goes to."""
     if not path.exists():
         return False
     return not path.is_file() or os.path.samestat(path.stat(), os.fstat(STDOUT))
 
 
 def _keep_script(path: Path) -> None:
-    """Write the script; leave a file that is the same already."""
     content = plotly_script().read_text(encoding="utf-8")
     if not (path.is_file() and path.read_bytes() == content.encode()):
         write_atomically(path, content)

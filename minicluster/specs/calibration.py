@@ -44,7 +44,7 @@ class CalibrationSpec(Spec):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(Spec):
     """
-    One grid point.
+    One grid point, the mean of `repeats` observations.
 
     Attributes:
         phase: `prefill`: seconds of one prompt in a saturated prefill pool. `decode`: seconds of
@@ -57,7 +57,6 @@ class Measurement(Spec):
         other_batch: for prefill, sequences that decode held, mean over time; else 0.
         joins: for decode, requests that joined the batch per step; else 0.
         others_fraction: share of the cores that other processes took meanwhile.
-        seconds: mean of `repeats` observations.
     """
 
     phase: Annotated[str, choice("prefill", "decode", "request", "path")]
@@ -82,10 +81,10 @@ TYPES = get_type_hints(Measurement) | get_type_hints(CalibrationKey)
 
 def read_measurements(path: Path) -> tuple[Measurement, ...]:
     """
-    Read steps.csv.
+    Read steps.csv, at least one row.
 
-    Raises InputError: no file, no table, a column missing, a value of the wrong type, rows of
-    several machines or models in one file, or no row at all.
+    Raises InputError: no table, a column missing, a value of the wrong type, or rows of several
+    machines or models.
     """
     lines = read_table(path, "a CSV of `serving measure`", OWN + KEY)
     rows = tuple(_row(line, place) for place, line in lines)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 from minicluster.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Iterable
 
     Check = Callable[..., None]
 
@@ -20,52 +20,40 @@ STRICT = {"extra": "forbid", "strict": True}
 """Value of `__pydantic_config__` in each spec; a plain dict, so that specs import no pydantic."""
 
 
-def positive(**values: float | None) -> None:
-    """Refuse values that are not finite and above zero; `None` means not given."""
-    _refuse(values, lambda value: math.isfinite(value) and value > 0, "a positive, finite number")
+def check(holds: Callable[[Any], bool], expectation: str) -> Check:
+    """Return what refuses values by name that do not hold; `None` means not given."""
 
+    def refuse(**values: object) -> None:
+        for name, value in values.items():
+            if value is not None and not holds(value):
+                raise InputError(name, value, expectation)
 
-def not_negative(**values: float | None) -> None:
-    """Refuse values that are not finite or below zero; `None` means not given."""
-    _refuse(
-        values, lambda value: math.isfinite(value) and value >= 0, "a finite number, zero or more"
-    )
-
-
-def fraction(**values: float | None) -> None:
-    """Refuse values outside (0, 1]; `None` means not given."""
-    _refuse(values, lambda value: 0 < value <= 1, "a fraction above 0 and at most 1")
-
-
-def at_least_one(**values: float | None) -> None:
-    """Refuse values below 1; `None` means not given."""
-    _refuse(values, lambda value: value >= 1, "1 or more")
-
-
-def one_of(allowed: Collection[str], **values: str | None) -> None:
-    """Refuse values that are not among those allowed; `None` means not given."""
-    _refuse(values, lambda value: value in allowed, "one of " + ", ".join(allowed))
+    return refuse
 
 
 def choice(*allowed: str) -> Check:
-    """Return the check `one_of` of these, for the type of a field."""
-    return partial(one_of, allowed)
+    """Return the check that a value is among those allowed."""
+    return check(lambda value: value in allowed, "one of " + ", ".join(allowed))
 
 
-def _refuse(values: Mapping[str, object], holds: Callable[[Any], bool], expectation: str) -> None:
-    for name, value in values.items():
-        if value is not None and not holds(value):
-            raise InputError(name, value, expectation)
+def one_of(allowed: Iterable[str], **values: str | None) -> None:
+    """Refuse values that are not among those allowed; `None` means not given."""
+    choice(*allowed)(**values)
 
+
+positive = check(lambda value: math.isfinite(value) and value > 0, "a positive, finite number")
+not_negative = check(
+    lambda value: math.isfinite(value) and value >= 0, "a finite number, zero or more"
+)
+fraction = check(lambda value: 0 < value <= 1, "a fraction above 0 and at most 1")
+at_least_one = check(lambda value: value >= 1, "1 or more")
 
 Positive = Annotated[float, positive]
 NotNegative = Annotated[float, not_negative]
 Fraction = Annotated[float, fraction]
 AtLeastOne = Annotated[float, at_least_one]
-Count = Annotated[int, positive]
-"""A whole number, 1 or more."""
-Whole = Annotated[int, not_negative]
-"""A whole number, 0 or more."""
+Count = Annotated[int, positive]  # A whole number, 1 or more
+Whole = Annotated[int, not_negative]  # A whole number, 0 or more
 
 
 class Spec:
@@ -82,12 +70,12 @@ class Spec:
     """Table of its keys in a file, as errors name it; `{0.name}` stands for the spec's own name."""
 
     def __post_init__(self) -> None:
-        """Check all values. Raises InputError: the first that is impossible."""
+        """Check all values, or refuse the first that is impossible."""
         for name, limit in _limits(type(self)):  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, tuple | dict):
-                each = value.items() if isinstance(value, dict) else enumerate(value)
-                limit(**{self._place(f"{name}.{key}"): number for key, number in each})
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                limit(**{self._place(f"{name}.{key}"): number for key, number in items})
             else:
                 limit(**{self._place(name): value})
         self._check()
@@ -113,10 +101,9 @@ class Options(Spec):
 
 @cache
 def _limits(cls: type) -> tuple[tuple[str, Check], ...]:
-    """Return the fields of a spec whose types say limits, each with its check."""
     hints = get_type_hints(cls, include_extras=True)
-    found = ((name, _limit(hint)) for name, hint in hints.items())
-    return tuple((name, limit) for name, limit in found if limit is not None)
+    limits = ((name, _limit(hint)) for name, hint in hints.items())
+    return tuple((name, limit) for name, limit in limits if limit is not None)
 
 
 def _limit(hint: Any) -> Check | None:  # noqa: ANN401  (any type)

@@ -29,14 +29,10 @@ class ClusterSpec(Spec):
 
     Attributes:
         gpus_per_hb_domain: GPUs joined by scale-up links; TP beyond it crosses the network.
-        max_gpus: the budget.
         scale_out_bytes_per_s: network per GPU, one direction; `None`: the GPU's own entry.
-        scale_out_latency_s: one hop between nodes.
         tiers: the network from the HB domain outwards; empty: one network around all domains.
         pools_meet_in: tier within which prefill and decode replicas are placed; `None`: the
             innermost one that holds max_gpus.
-        fabric: how the network is built; `None`: unknown.
-        failures: how often parts fail; `None`: unknown.
         nodes: every host; empty: as many as the tiers have room for, all alike.
     """
 
@@ -80,7 +76,10 @@ class ClusterSpec(Spec):
         """Return the number of the HB domain that a node (its first GPU) is in; `None`: unknown."""
         if self.nodes:
             inner = self.tier_sizes[0][0]
-            domains = {each.name: each.units.get(inner, each.name) for each in self.nodes}
+            domains = {
+                node_of_list.name: node_of_list.units.get(inner, node_of_list.name)
+                for node_of_list in self.nodes
+            }
             numbers = {name: n for n, name in enumerate(dict.fromkeys(domains.values()))}
             return numbers[domains[node]] if node in domains else None
         number = node_number(node)
@@ -101,7 +100,6 @@ class ClusterSpec(Spec):
         )
 
     def _check_network(self) -> None:
-        """Check that tiers nest and agree with the sizes and names beside them."""
         check_tiers(self.tiers)
         inner, outer = self.tiers[0], self.tiers[-1]
         if inner.gpus != self.gpus_per_hb_domain:
@@ -120,16 +118,15 @@ class ClusterSpec(Spec):
                 raise InputError(f"cluster.{key}", getattr(self, key), expected)
         self._check_names({*(tier.name for tier in self.tiers), "node"})
 
-    def _check_names(self, known: set[str]) -> None:
-        """Refuse names of tiers that there are not."""
+    def _check_names(self, tier_names: set[str]) -> None:
         used = {"cluster.pools_meet_in": self.pools_meet_in}
         if self.fabric is not None:
             used |= {f"fabric.switches.{at.tier}": at.tier for at in self.fabric.switches}
         if self.failures is not None:
             used |= {f"failures.domains.{name}": name for name in self.failures.domains}
         for place, name in used.items():
-            if name is not None and name not in known:
-                raise InputError(place, name, "one of " + ", ".join(sorted(known)))
+            if name is not None and name not in tier_names:
+                raise InputError(place, name, "one of " + ", ".join(sorted(tier_names)))
 
 
 def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
@@ -153,7 +150,6 @@ def topology_of(cluster: ClusterSpec, gpu: GpuSpec) -> Topology:
 
 
 def _implied(cluster: ClusterSpec) -> tuple[TierSpec, ...]:
-    """Return the tiers of a cluster that names none."""
     size = cluster.gpus_per_hb_domain
     domain = TierSpec(name=DOMAIN, gpus=size)
     if cluster.max_gpus <= size:

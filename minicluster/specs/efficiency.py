@@ -127,8 +127,7 @@ class CollectiveTable(Spec):
                 raise InputError(name, list(values), "ascending numbers")
 
 
-Tables = dict[str, CollectiveTable]
-"""Tables by number of GPUs of the group ("2", "4", "8")."""
+Tables = dict[str, CollectiveTable]  # tables by number of GPUs of the group ("2", "4", "8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +151,6 @@ class GpuEfficiency(Spec):
         gemm: per dtype of the multiplication; at least `bf16`. Of the fastest kernels.
         grouped_gemm: per dtype, GEMMs of experts; not listed: as `gemm`. Of vLLM's kernels, as the
             next two.
-        prefill_attention: over the prompt.
         latent_decode_attention: over the latent of MLA; `None`: as decode_attention.
         linear_attention: recurrent layers; `None`: as elementwise.
         elementwise: norms, rotary, activations.
@@ -165,7 +163,6 @@ class GpuEfficiency(Spec):
         all_to_all: tables; S is what one GPU sends.
         sustained_fraction: per dtype of the multiplication, what is left of the compute that the
             op tables show when GEMMs follow one another for long, at the power limit; else 1.
-        fitted: True if fitted on measurements of this GPU, False for a default.
     """
 
     gemm: dict[str, GemmEfficiency]

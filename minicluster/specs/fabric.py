@@ -18,8 +18,6 @@ class SwitchSpec(Spec):
     Attributes:
         ports: number of ports at the speed below; its radix.
         port_gbit_per_s: speed of one port, one way, in gigabits as switches are sold.
-        buffer_bytes: packet memory of one chip; `None`: unknown.
-        power_w: power with all ports in use, transceivers not counted; `None`: unknown.
     """
 
     name: str
@@ -41,7 +39,6 @@ class SwitchTierSpec(Spec):
 
     Attributes:
         tier: name of the tier of `[[tiers]]` whose units the switches make.
-        model: name in configs/switches.
         down: ports towards the GPUs that are cabled, of one switch.
         up: ports towards the next tier, of one switch; 0 at the top.
         spares: switches of a unit beyond those that the traffic needs.

@@ -10,8 +10,7 @@ from minicluster.errors import InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.efficiency import GpuEfficiency
 
-BUS_SIZES = 3
-"""Bus bandwidths of a protocol: in one HB domain, two, more."""
+BUS_SIZES = 3  # bus bandwidths of a protocol: in one HB domain, two, more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +21,9 @@ class MeasuredCollective(Spec):
     Attributes:
         library: `nccl`, `mscclpp` or `custom`.
         pattern: as `Exchange.pattern`.
-        gpus: size of the group.
         domains: HB domains that the group spreads over.
         cuda_graph: the collective was captured in a CUDA graph; else the time includes launching.
         size_bytes: sizes, ascending, as `Exchange.size_bytes` counts them.
-        seconds: time at each size.
         from_gpu: take both from this key of the GPU's own file instead (`all_reduce.8`).
         switches_bytes: sizes from which the library is known to run another algorithm.
         outlier_bytes: sizes measured but not read: nothing else follows from them.
@@ -102,7 +99,6 @@ class AllToAllLibrary(Spec):
     run kernels that send a GPU, and an HB domain, one copy of a token.
 
     Attributes:
-        gpus: that it runs on.
         latency_s: fixed part of a dispatch or combine in a step that only decodes.
         prompt_latency_s: the same in a step with prompts, like the others below.
         inside_fraction: of what large transfers achieve in the HB domain.
@@ -123,13 +119,7 @@ class AllToAllLibrary(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives(Spec):
-    """
-    Collective libraries on one GPU and between its HB domains, read from configs/collectives.
-
-    Attributes:
-        measured: tables of every library.
-        protocols: of the library that crosses HB domains.
-    """
+    """Collective libraries on one GPU and between its HB domains, read from configs/collectives."""
 
     measured: tuple[MeasuredCollective, ...] = ()
     protocols: tuple[CollectiveProtocol, ...] = ()

@@ -22,8 +22,7 @@ MODULES = (*ATTENTION_MODULES, "gate_up_proj", "down_proj")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM 0.29.0 takes as `max_lora_rank` (config/lora.py)."""
 
-DEFAULT_RANK = 16
-"""vLLM's."""
+DEFAULT_RANK = 16  # vLLM's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,6 @@ class LoraSpec(Spec):
         max_loras: distinct adapters in a batch, and slots for adapters on the GPUs.
         max_lora_rank: rank of every slot; adapters are taken to have it.
         max_cpu_loras: adapters in host memory: all of them.
-        target_modules: layers that have slots.
-        adapters: number of adapters, as planned for.
         popularity_exponent: s of their popularity, as planned for; 0: all alike.
         host_bytes_per_s: rate of copies from host memory, by the name of the GPU.
     """
@@ -59,13 +56,7 @@ class LoraSpec(Spec):
 
 
 class Module(NamedTuple):
-    """
-    The adapters' matrices of one layer of a module on one GPU: A is r x inner, B columns x r.
-
-    Attributes:
-        parts: projections that the module packs, each with an A of its own.
-        columns: of all B together.
-    """
+    """An adapter's matrices in one layer of a module on one GPU: A is r x inner, B columns x r."""
 
     name: str
     parts: int
@@ -106,7 +97,7 @@ def adapter_bytes(lora: LoraSpec, model: ModelSpec, *, tp: int, layers: int) -> 
 
     Ignores: Adapters of a lower rank, or of fewer modules, than the slots are for.
     """
-    values = sum(each.values_per_rank for each in lora_modules(lora, model, tp=tp))
+    values = sum(module.values_per_rank for module in lora_modules(lora, model, tp=tp))
     return layers * lora.max_lora_rank * values * DTYPE_BYTES[model.dtype]
 
 
@@ -119,11 +110,7 @@ def popularity(adapters: int, exponent: float) -> tuple[float, ...]:
 
 
 def check_lora(lora: LoraSpec, model: ModelSpec, *, place: str) -> None:
-    """
-    Refuse adapters that vLLM or our formulas do not know for a model.
-
-    Raises InputError: a rank above the model's width, or layers that are not modelled.
-    """
+    """Refuse adapters that vLLM or our formulas do not know for a model."""
     if lora.max_lora_rank > model.hidden_size:
         raise InputError(
             f"{place}.max_lora_rank",

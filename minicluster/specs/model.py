@@ -67,11 +67,7 @@ MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers
 
 
 def mtp_layers(config: Mapping[str, object]) -> int:
-    """
-    Return the multi-token-prediction layers of a checkpoint.
-
-    Raises InputError: the config says no number.
-    """
+    """Return the multi-token-prediction layers of a checkpoint, or refuse a config of no number."""
     keys = language_model(config)
     for key in MTP_KEYS:
         layers = keys.get(key)
@@ -123,12 +119,7 @@ USUAL_GROUP = {"int8": 128, "int4": 128, "fp4": 16}
 
 
 def weight_value_bytes(dtype: str, group: int = 0) -> float:
-    """
-    Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5).
-
-    Args:
-        group: weights that share a scale; 0: as usual for the dtype.
-    """
+    """Bytes of one weight in memory, its share of a scale included (docs/model.md, eq. P5)."""
     if dtype not in SCALE_BYTES:
         return DTYPE_BYTES[dtype]
     return DTYPE_BYTES[dtype] + SCALE_BYTES[dtype] / (group or USUAL_GROUP[dtype])
@@ -140,7 +131,6 @@ class MoeSpec(Spec):
     Mixture-of-experts feed-forward.
 
     Attributes:
-        num_experts: routed experts of one layer.
         shared_ffn_size: intermediate size of all shared experts together.
         latent_size: width of the routed experts' inputs and outputs, which two projections on
             every GPU make from and to the hidden state (Nemotron 3 Super); 0: they have its width.
@@ -203,7 +193,6 @@ class IndexSpec(Spec):
     Sparse attention by an index (DeepSeek-V3.2, arXiv 2512.02556): the best `top_k` keys are read.
 
     Attributes:
-        num_heads: of the index, on every GPU.
         head_dim: of the index; one key of that size is cached per token and layer.
         top_k: keys that a query attends to at most.
     """
@@ -293,9 +282,7 @@ class DraftSpec(Spec):
             (DeepSeek-V3, arXiv 2412.19437, section 2.2); `eagle3`: a dense layer that was trained
             for the model (arXiv 2503.01840).
         source: where a server loads the head from; empty: with the model.
-        num_layers: each pass runs one of them.
         num_heads: of an `eagle3` head, like the next ones; an `mtp` head has the model's.
-        vocab_size: tokens that it may draft.
     """
 
     _TABLE: ClassVar[str] = "draft"
@@ -326,11 +313,9 @@ class ModelSpec(Spec):
         shared_values: the projection of keys makes the values as well.
         full_heads: heads of the layers that attend to everything; `None`: as the others'.
         position_rows: rows of the table of positions; 0: positions have none.
-        attention_bias: q, k and v projections carry a bias.
         gated_attention: the query projection also makes a gate of the output (Qwen3.5).
         window_tokens: keys that a windowed layer sees; 0: every layer attends to everything.
         chunked_window: the window is a chunk of the sequence (Llama 4), not the last tokens.
-        num_window_layers: layers that use the window.
         attention_layers: layers with attention over keys; `None`: all but the linear ones. Layers
             may have both, side by side (Falcon-H1), or none (Nemotron-H).
         ffn_layers: layers with a feed-forward; `None`: all of them.

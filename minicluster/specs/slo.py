@@ -10,13 +10,10 @@ from minicluster.specs.checks import Positive, Spec, choice
 from minicluster.stats.shares import LEVELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Sequence
 
-PERCENTILES = ("mean", *LEVELS)
-"""Statistics that are predicted, measured and reported everywhere."""
-
-METRICS = ("ttft", "tpot", "itl", "e2e")
-"""Latencies that may have a limit."""
+PERCENTILES = ("mean", *LEVELS)  # statistics that are predicted, measured and reported everywhere
+METRICS = ("ttft", "tpot", "itl", "e2e")  # latencies that may have a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +61,24 @@ class SloSpec(Spec):
 
 def loosest(slos: Iterable[SloSpec]) -> SloSpec:
     """Return what requests of every class keep: of each limit the largest; none if one has none."""
-    each = tuple(slos)
-    limits_s = {
-        metric: max(slo.limits_s[metric] for slo in each)
-        for metric in METRICS
-        if all(metric in slo.limits_s for slo in each)
-    }
-    return _limited(limits_s, min(each, key=lambda slo: slo.level).percentile)
+    every = tuple(slos)
+    shared = [metric for metric in METRICS if all(metric in slo.limits_s for slo in every)]
+    return _combined(every, shared, max, min(every, key=lambda slo: slo.level).percentile)
 
 
 def strictest(slos: Iterable[SloSpec]) -> SloSpec:
     """Return what keeps the limits of every class: of each limit the smallest."""
-    each = tuple(slos)
-    limits_s: dict[str, float] = {}
-    for metric, limit_s in (pair for slo in each for pair in slo.limits_s.items()):
-        limits_s[metric] = min(limit_s, limits_s.get(metric, limit_s))
-    return _limited(limits_s, max(each, key=lambda slo: slo.level).percentile)
+    every = tuple(slos)
+    return _combined(every, METRICS, min, max(every, key=lambda slo: slo.level).percentile)
 
 
-def _limited(limits_s: Mapping[str, float], percentile: str) -> SloSpec:
-    limits: dict[str, Any] = {f"{metric}_s": limits_s.get(metric) for metric in METRICS}
+def _combined(
+    slos: Sequence[SloSpec], metrics: Sequence[str], choose: Callable[..., float], percentile: str
+) -> SloSpec:
+    limits: dict[str, Any] = dict.fromkeys((f"{metric}_s" for metric in METRICS), None)
+    for metric in metrics:
+        limits_s = [slo.limits_s[metric] for slo in slos if metric in slo.limits_s]
+        limits[f"{metric}_s"] = choose(limits_s) if limits_s else None
     return SloSpec(**limits, percentile=percentile)
 
 

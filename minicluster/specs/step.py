@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from minicluster.errors import InputError
 from minicluster.specs.checks import Count, NotNegative, Spec
+from minicluster.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class StepCoefficients(Spec):
 
     def scaled(self, factor: float) -> StepCoefficients:
         """Return the coefficients of a step that takes *factor* times as long."""
-        return _scaled(self, "_s", factor)
+        return scaled(self, factor)
 
     def slowed(self, *, prompts: float, decode: float) -> StepCoefficients:
         """Return a step that takes *decode* times as long, and prompts in it *prompts* times."""
@@ -149,9 +150,9 @@ class StepTable(Spec):
         low, high = self.fixed_s[row : row + 2]
         fixed_s = (low[n] + share * (high[n] - low[n]) for n in (at, at + 1))
         grid = self.tokens[at : at + 2]
-        found = (*_line(grid, tuple(fixed_s)), *_line(grid, self.per_key_s[at : at + 2]))
-        lines[at] = found
-        return found
+        line = (*_line(grid, tuple(fixed_s)), *_line(grid, self.per_key_s[at : at + 2]))
+        lines[at] = line
+        return line
 
     def decode_line(self, batch: float) -> tuple[float, float]:
         """Seconds of a decode step of *batch* sequences: without context, and per token of it."""
@@ -171,15 +172,15 @@ class StepTable(Spec):
         return replace(
             self,
             fixed_s=tuple(
-                tuple(prompts * each + without * row[0] for each in row) for row in self.fixed_s
+                tuple(prompts * seconds + without * row[0] for seconds in row)
+                for row in self.fixed_s
             ),
-            per_key_s=tuple(prompts * each for each in self.per_key_s),
-            per_context_token_s=tuple(decode * each for each in self.per_context_token_s),
+            per_key_s=tuple(prompts * seconds for seconds in self.per_key_s),
+            per_context_token_s=tuple(decode * seconds for seconds in self.per_context_token_s),
         )
 
 
-StepSpec = StepTable | StepCoefficients
-"""What a plan carries of the steps of a pool."""
+StepSpec = StepTable | StepCoefficients  # what a plan carries of the steps of a pool
 
 
 def _place(grid: Sequence[float], value: float) -> tuple[int, float]:
@@ -203,11 +204,9 @@ class PathCoefficients(Spec):
         request_s: ingress, routing and RPC, once per request.
         request_spread_s: mean of what these take beyond `request_s`, exponentially distributed: on
             shared cores a request waits for them on its way in and out.
-        transfer_base_s: fixed part of the KV pull.
-        transfer_per_token_s: KV pull per prompt token.
+        transfer_base_s, transfer_per_token_s: fixed part of the KV pull, and per prompt token.
         uplink_per_token_s: likewise, of one GPU's share of oversubscribed uplinks; those of all
             GPUs of a pool carry pulls together. 0: as many uplinks as downlinks.
-        error_fraction: as of a step.
     """
 
     request_s: NotNegative
@@ -219,7 +218,7 @@ class PathCoefficients(Spec):
 
     def scaled(self, *, request: float, transfer: float) -> PathCoefficients:
         """Return a path whose request and whose KV pull take these times as long."""
-        return _scaled(_scaled(self, "request_", request), "transfer_", transfer)
+        return scaled(scaled(self, request, "request_"), transfer, "transfer_")
 
 
 DELAYS_PER_REQUEST = 2
@@ -252,13 +251,4 @@ class Interference(Spec):
 
     def scaled(self, *, prefill: float, decode: float) -> Interference:
         """Return the same with what is added to either pool's steps times its factor."""
-        return _scaled(_scaled(self, "prefill_", prefill), "decode_", decode)
-
-
-Coefficients = TypeVar("Coefficients", StepCoefficients, PathCoefficients, Interference)
-
-
-def _scaled(found: Coefficients, affix: str, factor: float) -> Coefficients:
-    """Multiply the fields whose names begin or end with *affix*."""
-    names = [f.name for f in fields(found) if f.name.startswith(affix) or f.name.endswith(affix)]
-    return replace(found, **{name: factor * getattr(found, name) for name in names})
+        return scaled(scaled(self, prefill, "prefill_"), decode, "decode_")

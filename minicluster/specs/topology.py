@@ -68,8 +68,8 @@ class TierSpec(Spec):
             expected = "1 or more: downlinks for each uplink"
             where = f"{place}.oversubscription"
             raise InputError(where, self.oversubscription, expected, "1:7 is written 7")
-        found = self.one_way_bytes_per_s
-        if found is not None and not PLAUSIBLE[0] <= found <= PLAUSIBLE[1]:
+        bandwidth = self.one_way_bytes_per_s
+        if bandwidth is not None and not PLAUSIBLE[0] <= bandwidth <= PLAUSIBLE[1]:
             raise InputError(
                 f"{place}.{units[0]}", getattr(self, units[0]), "a link of a GPU", BANDWIDTH_WAY_OUT
             )
@@ -116,8 +116,7 @@ class Tier:
         return self.bytes_per_s * self.efficiency_fraction / shared
 
 
-DOMAIN, NETWORK = "hb", "network"
-"""Names of the tiers of a cluster that names none."""
+DOMAIN, NETWORK = "hb", "network"  # names of the tiers of a cluster that names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +204,7 @@ def check_tiers(tiers: tuple[TierSpec, ...]) -> None:
         raise InputError(where, tiers[0].oversubscription, expected)
 
 
-NUMBERED = re.compile(r"node-(\d+)")
-"""Names of nodes in a cluster that lists none."""
+NUMBERED = re.compile(r"node-(\d+)")  # names of nodes in a cluster that lists none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,22 +254,23 @@ class Inventory:
         self._check_nesting()
 
     def _check_nesting(self) -> None:
-        """Refuse a unit whose nodes are in two units of a tier further out."""
         parents: dict[tuple[str, str, str], str] = {}
         for node in self.nodes:
-            known = [(tier, node.units[tier]) for tier in self.tiers if tier in node.units]
-            for (tier, unit), (outer, found) in itertools.combinations(known, 2):
-                seen = parents.setdefault((tier, unit, outer), found)
-                if seen != found:
+            units = [(tier, node.units[tier]) for tier in self.tiers if tier in node.units]
+            for (tier, unit), (outer, outer_unit) in itertools.combinations(units, 2):
+                seen = parents.setdefault((tier, unit, outer), outer_unit)
+                if seen != outer_unit:
                     where = f"nodes.{node.name}.units.{outer}"
-                    raise InputError(where, found, f"{seen}: {tier} {unit} has other nodes there")
+                    raise InputError(
+                        where, outer_unit, f"{seen}: {tier} {unit} has other nodes there"
+                    )
 
     def unit_gpus(self, tier: str) -> dict[str, int]:
         """Return the GPUs of each unit of a tier, nodes that are down left out."""
-        found: Counter[str] = Counter()
+        gpus: Counter[str] = Counter()
         for node in self.nodes:
-            found[node.units.get(tier, "")] += node.gpus if node.state != "down" else 0
-        return dict(found)
+            gpus[node.units.get(tier, "")] += node.gpus if node.state != "down" else 0
+        return dict(gpus)
 
 
 def inventory_of(topology: Topology) -> Inventory:
@@ -287,8 +286,7 @@ def numbered_nodes(
     """
     Return nodes named `node-0` and so on, in units named by their numbers (`rack17`).
 
-    Args:
-        tiers: from the inside out, each with the GPUs of a unit; `None`: one unit holds all.
+    *tiers* have the GPUs of a unit, from the inside out; `None`: one unit holds all.
     """
     nodes = []
     for number in range(first, first + count):

@@ -71,14 +71,9 @@ LengthRow = tuple[int, int, int]
 OF_A_CLASS = ("input_tokens", "output_tokens", "lengths", "prefix_tokens", "users", "think_s")
 """Keys beside its rate that a load has without classes, and each class where there are some."""
 
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
-"""Names of classes: they stand in names of files."""
-
-MOST_TOKENS = 100_000_000
-"""Most tokens of a prompt or an answer; more are a slip."""
-
-MOST_ROWS = 4_096
-"""Most rows of `lengths`: a plan holds them, and every page of it."""
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")  # names of classes: they stand in names of files
+MOST_TOKENS = 100_000_000  # most tokens of a prompt or an answer; more are a slip
+MOST_ROWS = 4_096  # most rows of `lengths`: a plan holds them, and every page of it
 
 LEAST_CLASS_FRACTION = 0.02
 """Least share of the requests that a class may have: one simulation of them all has too few of a
@@ -126,11 +121,11 @@ class RequestClass(Spec):
 
     def _check_lengths(self) -> None:
         for key in ("input_tokens", "output_tokens"):
-            given = getattr(self, key)
-            if self.lengths and given is not None:
+            length = getattr(self, key)
+            if self.lengths and length is not None:
                 expected = "no such key beside lengths, which say both"
                 raise InputError(self._place(key), SET, expected, "leave one of them out")
-            if not self.lengths and given is None:
+            if not self.lengths and length is None:
                 other = "" if self.name else ", or [[workload.classes]]"
                 expected = f"a value, or `lengths`{other}"
                 raise InputError(self._place(key), None, expected)
@@ -230,23 +225,23 @@ class WorkloadSpec(Spec):
                 way_out = "give each class its own, or leave out [[workload.classes]]"
                 raise InputError(self._place(key), SET, "no such key beside classes", way_out)
         self._check_names()
-        total = sum(each.requests_per_s for each in self.classes)
+        total = sum(part.requests_per_s for part in self.classes)
         if not math.isclose(total, self.requests_per_s, rel_tol=RATE_TOLERANCE):
             expected = f"{total:g}, the rates of the classes together"
             raise InputError(
                 self._place("requests_per_s"), self.requests_per_s, expected, "leave it out"
             )
-        for each in self.classes:
-            if each.requests_per_s < LEAST_CLASS_FRACTION * total:
+        for part in self.classes:
+            if part.requests_per_s < LEAST_CLASS_FRACTION * total:
                 raise InputError(
-                    f"{each.place}.requests_per_s",
-                    each.requests_per_s,
+                    f"{part.place}.requests_per_s",
+                    part.requests_per_s,
                     f"at least {LEAST_CLASS_FRACTION:.0%} of the {total:g} requests/s of all",
                     "leave the class out, and plan it as a scenario of its own",
                 )
 
     def _check_names(self) -> None:
-        names = [each.name for each in self.classes]
+        names = [part.name for part in self.classes]
         for at, name in enumerate(names):
             if not NAME.fullmatch(name):
                 expected = "at most 40 lower-case letters, digits, - and _"
@@ -272,22 +267,22 @@ class WorkloadSpec(Spec):
             replace(
                 self,
                 classes=(),
-                requests_per_s=each.requests_per_s,
-                **{key: getattr(each, key) for key in OF_A_CLASS},
+                requests_per_s=part.requests_per_s,
+                **{key: getattr(part, key) for key in OF_A_CLASS},
             )
-            for each in self.classes
+            for part in self.classes
         )
 
     def promises(self, slo: SloSpec) -> dict[str, SloSpec]:
         """Return the limits of each class by its name; without any *slo* by an empty one."""
-        return {each.name: each.slo.over(slo) for each in self.parts}
+        return {part.name: part.slo.over(slo) for part in self.parts}
 
     def at_rate(self, requests_per_s: float) -> WorkloadSpec:
         """Return the same requests at another rate, of no users; the shares of the classes stay."""
         factor = requests_per_s / self.requests_per_s
         classes = tuple(
-            replace(each, requests_per_s=each.requests_per_s * factor, users=None, think_s=0.0)
-            for each in self.classes
+            replace(part, requests_per_s=part.requests_per_s * factor, users=None, think_s=0.0)
+            for part in self.classes
         )
         return replace(
             self, requests_per_s=requests_per_s, users=None, think_s=0.0, classes=classes
@@ -296,16 +291,16 @@ class WorkloadSpec(Spec):
     def with_rates(self, rates: Mapping[str, float]) -> WorkloadSpec:
         """Return the same load, users included, at other rates of some classes by name."""
         parts = tuple(
-            replace(each, requests_per_s=rates.get(each.name, each.requests_per_s))
-            for each in self.parts
+            replace(part, requests_per_s=rates.get(part.name, part.requests_per_s))
+            for part in self.parts
         )
-        total = sum(each.requests_per_s for each in parts)
+        total = sum(part.requests_per_s for part in parts)
         return replace(self, requests_per_s=total, classes=parts if self.classes else ())
 
     @property
     def has_users(self) -> bool:
         """Tell whether users are given in place of a rate, for the load or for a class."""
-        return self.users is not None or any(each.users is not None for each in self.classes)
+        return self.users is not None or any(part.users is not None for part in self.classes)
 
     @property
     def demand_key(self) -> str:

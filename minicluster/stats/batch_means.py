@@ -13,14 +13,9 @@ from minicluster.stats.student_t import student
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CONFIDENCE = 0.90
-"""Confidence of every interval, both sides together."""
-
-BATCHES = 32
-"""Stretches of a run whose means vary like independent ones; a short run has fewer."""
-
-FEWEST = 40
-"""Values below which there is no interval."""
+CONFIDENCE = 0.90  # confidence of every interval, both sides together
+BATCHES = 32  # stretches of a run whose means vary like independent ones; a short run has fewer
+FEWEST = 40  # values below which there is no interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +50,13 @@ def quantile_interval(
     weight = np.ones(len(values)) if weights is None else weights
     order = np.argsort(values, kind="stable")
     ascending, mass = values[order], weight[order]
-    found = weighted_quantile(ascending, share, mass)
+    percentile = weighted_quantile(ascending, share, mass)
     if len(values) < FEWEST:
-        return BatchMeansInterval(value_s=found, low_s=None, high_s=None)
-    half = _half_width_of_share((values <= found).astype(np.float64), share, weight)
+        return BatchMeansInterval(value_s=percentile, low_s=None, high_s=None)
+    half = _half_width_of_share((values <= percentile).astype(np.float64), share, weight)
     high = share + half
     return BatchMeansInterval(
-        value_s=found,
+        value_s=percentile,
         low_s=weighted_quantile(ascending, max(0.0, share - half), mass),
         high_s=weighted_quantile(ascending, high, mass) if high < 1 else None,
     )
@@ -94,13 +89,13 @@ def mean_interval(
 ) -> BatchMeansInterval:
     """Mean and interval by batch means (eq. Q8)."""
     weight = np.ones(len(values)) if weights is None else weights
-    found = float(np.average(values, weights=weight))
+    mean = float(np.average(values, weights=weight))
     if len(values) < FEWEST:
-        return BatchMeansInterval(value_s=found, low_s=None, high_s=None)
+        return BatchMeansInterval(value_s=mean, low_s=None, high_s=None)
     count = _batches(values)
     means = batch_means(values, count, weight)
     half = student(count - 1, CONFIDENCE) * float(means.std(ddof=1)) / count**0.5
-    return BatchMeansInterval(value_s=found, low_s=max(0.0, found - half), high_s=found + half)
+    return BatchMeansInterval(value_s=mean, low_s=max(0.0, mean - half), high_s=mean + half)
 
 
 def batch_means(

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 BLOCKS = 20
 """Number of blocks of a run; a block is resampled as a whole, with the dependence inside."""
 
-RESAMPLES = 400
-"""Resamples for a 95 % interval."""
-
-MANY_RESAMPLES = 2000
-"""Resamples for p-values of several tests that share the 5 %."""
+RESAMPLES = 400  # resamples for a 95 % interval
+MANY_RESAMPLES = 2000  # resamples for p-values of several tests that share the 5 %
 
 SEED = 0
 MOST_VALUES = 20_000
@@ -31,12 +28,7 @@ MOST_VALUES = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapDifference:
-    """
-    A difference and its 95 % interval, in the unit of the values.
-
-    Attributes:
-        p_value: two-sided; the interval of confidence 1 - p just reaches 0.
-    """
+    """A difference, its 95 % interval in the unit of the values, and its two-sided p-value."""
 
     value: float
     low: float
@@ -60,14 +52,14 @@ def differences(
         statistics: names as in `LatencySummary.at`.
         paired: the k-th values belong to the same request, and are resampled together; n = m.
 
-    Source: Block bootstrap, basic percentile intervals: Kuensch (1989), Annals of Statistics 17.
-    p-value: these intervals turned round, with 1 added to each count: Davison and Hinkley (1997),
-    *Bootstrap Methods and their Application*.
+    Source: block bootstrap, basic percentile intervals: Kuensch (1989), Annals of Statistics 17.
+    p-value, of the interval that just reaches 0: Davison and Hinkley (1997), *Bootstrap Methods and
+    their Application*.
 
     Ignores: Dependence over more than 1/20 of the series.
     """
     rng = np.random.default_rng(SEED)
-    first, second = (_thinned(each) for each in (first, second))
+    first, second = (_thinned(values) for values in (first, second))
     values = _values(second, statistics) - _values(first, statistics)
     drawn = np.empty((resamples, len(statistics)))
     for k in range(resamples):
@@ -106,7 +98,6 @@ def _thinned(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _drawn(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Return the indices of the values in blocks drawn with replacement."""
     length = max(1, count // BLOCKS)
     starts = rng.integers(0, count - length + 1, size=-(-count // length))
     return np.asarray((starts[:, None] + np.arange(length)).ravel()[:count])

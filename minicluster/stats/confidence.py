@@ -33,13 +33,7 @@ MAX_CORRELATION = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesignEffect:
-    """
-    The number of values of one run that carry as much information as one independent value.
-
-    Attributes:
-        estimate: at least 1.
-        freedom: degrees of freedom of the estimate; infinite if it is known exactly.
-    """
+    """The number of values that are worth one independent value, and its degrees of freedom."""
 
     estimate: float
     freedom: float
@@ -100,13 +94,9 @@ def percentile_interval(values: NDArray[np.float64], level: float, effect: float
 
     It agrees with the verdict: a limit above the upper end is met, one below the lower end is
     missed. Wilson's interval of a fraction contains *level* where the fraction lies within
-    Z * (level * (1 - level) / n)^0.5 of it (the score test), n being the effective number.
-
-    Args:
-        values: infinite where there is no answer, shape (n,), n > 0.
-
-    Returns:
-        Unbounded above if that end is beyond the largest value, or at a request without answer.
+    Z * (level * (1 - level) / n)^0.5 of it (the score test), n being the effective number. *values*
+    are infinite where there is no answer, shape (n,), n > 0; the interval is unbounded above where
+    it ends beyond the largest value, or at such a request.
     """
     ordered, count = np.sort(values), len(values)
     half = Z * math.sqrt(level * (1 - level) * effect / count)

@@ -72,10 +72,10 @@ def summarise(values: Sequence[float]) -> LatencySummary | None:
     if not len(values):
         return None
     array = np.asarray(values, dtype=np.float64)
-    found = quantiles(array, list(LEVELS.values())).tolist()
+    percentiles = quantiles(array, list(LEVELS.values())).tolist()
     return LatencySummary(
         count=len(array),
         mean_s=float(array.mean()),
         max_s=float(array.max()),
-        **{f"{name}_s": value for name, value in zip(LEVELS, found, strict=True)},
+        **{f"{name}_s": value for name, value in zip(LEVELS, percentiles, strict=True)},
     )

@@ -13,8 +13,7 @@ LEVELS = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
-MOST_COUNTED = 1 << 40
-"""Number of values that is never needed: fractions so close count as equal."""
+MOST_COUNTED = 1 << 40  # number of values that is never needed: fractions so close count as equal
 
 RESERVE = 10.0
 """Design effect that a run must be long enough for: a shorter run may contain no burst."""

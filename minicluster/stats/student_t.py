@@ -13,8 +13,7 @@ EPSILON = 1e-15
 MOST_TERMS = 10_000
 """The continued fraction ends at a term that changes it by less, or after so many terms."""
 
-HALVINGS = 60
-"""Bisection steps: the probability is then known to the last bit of a double."""
+HALVINGS = 60  # bisection steps: the probability is then known to the last bit of a double
 
 
 @lru_cache(maxsize=4096)

@@ -9,22 +9,19 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-GROUP = 5
-"""Values that are averaged before the rule looks at them: the 5 of MSER-5."""
+GROUP = 5  # values that are averaged before the rule looks at them: the 5 of MSER-5
 
 FEWEST_GROUPS = 32
 """Groups below which nothing is cut: in shorter series the least of a noisy curve means nothing."""
 
-FEWEST_OF_TREND = 16
-"""Values below which a rise is not looked for."""
+FEWEST_OF_TREND = 16  # values below which a rise is not looked for
 
 TREND_PARTS, TREND_KENDALL = 8, 22
 ROUNDING_DIGITS = 6
 LEAST_RISE = 0.1
 """Rise from the first to the last part, as a fraction, below which it is no overload but drift."""
 
-STRETCHES = 8
-"""Least number of stretches of the rest: they show how much it varies by itself."""
+STRETCHES = 8  # least number of stretches of the rest: they show how much it varies by itself
 
 BEGINNING = 8
 """Part of a warm-up, the first eighth, that is compared: a warm-up is least like the rest there."""

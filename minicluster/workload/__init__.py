@@ -1,4 +1,3 @@
 """Arrivals, lengths and traces: which requests come when."""
 
-PROCESSES = ("poisson", "gamma", "constant")
-"""Distributions of the gaps between arrivals."""
+PROCESSES = ("poisson", "gamma", "constant")  # distributions of the gaps between arrivals

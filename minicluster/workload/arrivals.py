@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from minicluster.specs.workload import WorkloadSpec
 
 
-CONTENT_TOKENS = 512
-"""Tokens of a content block with an id, as in the published Mooncake traces."""
+CONTENT_TOKENS = 512  # tokens of a content block with an id, as in the published Mooncake traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +51,7 @@ class Arrivals:
         return len(self.due_s)
 
     def at_rate(self, requests_per_s: float) -> Arrivals:
-        """
-        Return the same requests with their time stretched to a rate.
-
-        Raises InputError: all of them come at one time.
-        """
+        """Return the same requests at a rate, or refuse if all of them come at one time."""
         due, last = self.due_s, len(self) - 1
         if last < 1 or due[-1] == 0:
             raise InputError("rate", requests_per_s, "none: all requests come at one time")
@@ -127,13 +122,10 @@ def arrivals_of(requests: Sequence[ScheduledRequest]) -> Arrivals:
 
 class EquallyLikely(NamedTuple):
     """
-    Requests of a workload that stand for all of them, arrays of shape (n,).
+    Requests of a workload that stand for all of them, by ascending prompts, arrays of shape (n,).
 
-    Attributes:
-        input_tokens: ascending.
-        output_tokens: lengths of the class's answers: of `lengths`, that to the prompt beside it;
-            of two distributions, their order says nothing.
-        class_of: class of each, as numbered in the workload.
+    An answer of `lengths` is that to the prompt beside it; of two distributions, their order says
+    nothing. `class_of` numbers the workload's classes.
     """
 
     input_tokens: NDArray[np.float64]
@@ -160,8 +152,8 @@ def equally_likely(workload: WorkloadSpec, least: int) -> EquallyLikely:
         total += 1
         counts = np.rint(shares * total)
     class_of = np.repeat(np.arange(len(parts)), counts.astype(int))
-    each = list(zip(parts, counts.astype(int).tolist(), strict=True))
-    lengths = [request_quantiles(part, number) for part, number in each]
+    numbered = list(zip(parts, counts.astype(int).tolist(), strict=True))
+    lengths = [request_quantiles(part, number) for part, number in numbered]
     prompts, answers = (np.concatenate(column) for column in zip(*lengths, strict=True))
     order = np.argsort(prompts, kind="stable")
     return EquallyLikely(prompts[order], answers[order], class_of[order])

@@ -28,12 +28,7 @@ COLUMNS = "time_s or hour, and requests_per_s or peak_fraction (of workload.requ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayProfile:
-    """
-    A day's rates at evenly spaced times; in between they change linearly, and the day repeats.
-
-    Attributes:
-        requests_per_s: from time 0 on, shape (n,).
-    """
+    """A day's rates at evenly spaced times from 0 on, linear in between; the day repeats."""
 
     requests_per_s: tuple[float, ...]
 
@@ -57,8 +52,8 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
         path: columns `time_s` or `hour`, and `requests_per_s` or `peak_fraction`.
         requests_per_s: of which `peak_fraction` is the share.
 
-    Raises InputError: no such file or columns, a rate that is negative or no number, times that are
-    unsorted, have a hole or make no day; the message names file and line.
+    Raises InputError: a file without these columns, no rate, or times that are unsorted,
+    have a hole or make no day; the message names file and line.
     """
     lines = read_text(path, f"a CSV file: {COLUMNS}").splitlines()
     kept = [(at, line) for at, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
@@ -78,11 +73,10 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
     factor = requests_per_s if rate == "peak_fraction" else 1.0
     if not max(rates) > 0:
         raise InputError(str(path), "no requests all day", "at least one rate above 0")
-    return DayProfile(requests_per_s=tuple(factor * each for each in rates))
+    return DayProfile(requests_per_s=tuple(factor * value for value in rates))
 
 
 def _columns(path: Path, kept: list[tuple[int, str]]) -> tuple[str, str]:
-    """Return the names of the columns of time and rate."""
     place, text = (f"{path}:{kept[0][0]}", kept[0][1]) if kept else (str(path), "")
     names = _values(text)
     time = next((name for name in SECONDS if name in names), "")
@@ -93,7 +87,7 @@ def _columns(path: Path, kept: list[tuple[int, str]]) -> tuple[str, str]:
 
 
 def _values(line: str) -> list[str]:
-    return [each.strip() for each in line.split(",")]
+    return [cell.strip() for cell in line.split(",")]
 
 
 def _number(place: str, text: str) -> float:
@@ -107,7 +101,6 @@ def _number(place: str, text: str) -> float:
 
 
 def _check_times(path: Path, times: list[tuple[int, float]]) -> None:
-    """Refuse times that are not evenly spaced over a day."""
     if len(times) < 2:  # noqa: PLR2004  (two rows have a distance)
         raise InputError(str(path), f"{len(times)} rows", "two or more, evenly over 24 hours")
     gap_s = times[1][1] - times[0][1]

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-ENGINE_STEPS = "engine-steps.json"
-"""File of a run folder."""
+ENGINE_STEPS = "engine-steps.json"  # file of a run folder
 
 PATH = "/engine-steps"
 """Route of the endpoint that reports them, of an interval of Unix time (`begin`, `end`)."""
@@ -26,13 +25,10 @@ class EngineStep(NamedTuple):
     One step of one engine.
 
     Attributes:
-        end_unix_s: when it ended.
         seconds: since the step before ended, or since it was scheduled if the engine was idle.
-        prompts: requests whose prompts it computed a part of.
-        prompt_tokens: tokens of these parts.
+        prompts, prompt_tokens: requests whose prompts it computed a part of, and its tokens.
         pairs: sum over these tokens of the tokens that they attend to.
-        sequences: requests that it decoded one token of.
-        context_tokens: cached tokens that these attended to.
+        sequences, context_tokens: requests that it decoded one token of, and their cached tokens.
         joined: requests that were in a step of this engine for the first time.
     """
 
@@ -48,13 +44,7 @@ class EngineStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSteps:
-    """
-    What engines ran during a load.
-
-    Attributes:
-        start_unix_s: start of the load.
-        of: steps of one engine of each role, in the order of time.
-    """
+    """Steps of one engine of each role, in the order of time, and the start of the load."""
 
     start_unix_s: float
     of: dict[str, tuple[EngineStep, ...]]
@@ -69,11 +59,7 @@ def write_engine_steps(
 
 
 def read_engine_steps(path: Path) -> EngineSteps | None:
-    """
-    Read what `write_engine_steps` wrote; `None`: there is no such file, or no engine reported.
-
-    Raises InputError: a file that is not one of these.
-    """
+    """Read what `write_engine_steps` wrote; `None`: no such file, or no engine reported."""
     if not path.exists():
         return None
     expected = "what `loadtest run` kept of the engines' steps"

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill the interval from 0 to 1 as evenly as those of any number do."""
 
-STARTS = 64
-"""First levels that are tried: the one whose pairs fit best is taken."""
-
-FEW_ROWS = 128
-"""Rows that are tried first."""
+STARTS = 64  # first levels that are tried: the one whose pairs fit best is taken
+FEW_ROWS = 128  # rows that are tried first
 
 MOST_LOST = 0.01
 """Relative error of a mean or a 99th percentile that rows may have; half of what is promised."""
@@ -107,13 +104,14 @@ def _row_quantiles(lengths: tuple[LengthRow, ...], count: int) -> FloatPair:
     prompts, answers, weights = rows.T
     levels = _levels(count)
     own = _answers_of_groups(answers, weights, levels)
-    prompts_of, answers_of = (_group_means(each, weights, count) for each in (prompts, answers))
+    prompts_of, answers_of = (
+        _group_means(lengths_of, weights, count) for lengths_of in (prompts, answers)
+    )
     together = float(np.average(prompts * answers, weights=weights))
     return prompts_of, _paired(prompts_of, answers_of, own, together)
 
 
 def _levels(count: int) -> Floats:
-    """Return *count* levels that fill 0 to 1 evenly, from `STARTS` starts, shape (m, count)."""
     return (np.arange(count) * GOLDEN + np.linspace(0, 1, STARTS)[:, None]) % 1.0
 
 
@@ -127,7 +125,6 @@ def _paired(prompts: Floats, answers: Floats, own: Floats, together: float) -> F
 
 
 def _group_means(values: Floats, weights: Floats, count: int) -> Floats:
-    """Return the means of *count* groups of equal weight, in ascending order."""
     order = np.argsort(values, kind="stable")
     reached = np.concatenate([[0.0], np.cumsum(weights[order])])
     total = np.concatenate([[0.0], np.cumsum(weights[order] * values[order])])
@@ -138,42 +135,35 @@ def _group_means(values: Floats, weights: Floats, count: int) -> Floats:
 
 def _answers_of_groups(answers: Floats, weights: Floats, levels: Floats) -> Floats:
     """
-    Return quantiles of the answers in each of n groups of rows that have equal weight.
+    Return quantiles of the answers in each of n groups of rows that have equal weight, (m, n).
 
-    Args:
-        answers: of the rows, in order of their prompts.
-        weights: of the rows, which a border between groups may cut.
-        levels: of the quantiles, shape (m, n).
-
-    Returns: Answers, shape (m, n).
+    *answers* and *weights* are of rows in order of their prompts; a border may cut a weight.
     """
     count = levels.shape[1]
     borders = np.linspace(0.0, weights.sum(), count + 1)
     reached = np.cumsum(weights)
     first = np.searchsorted(reached, borders[:-1], side="right")
     last = np.minimum(np.searchsorted(reached, borders[1:], side="left"), len(answers) - 1)
-    found = np.empty(levels.shape)
+    quantiles = np.empty(levels.shape)
     for at, (low, high) in enumerate(zip(first, last, strict=True)):
         ends = np.minimum(reached[low : high + 1], borders[at + 1])
         inside = np.diff(np.concatenate([[borders[at]], ends]))
         order = np.argsort(answers[low : high + 1], kind="stable")
         share = np.cumsum(inside[order])
         chosen = np.searchsorted(share, levels[:, at] * share[-1], side="right")
-        found[:, at] = answers[low + order[np.minimum(chosen, len(order) - 1)]]
-    return found
+        quantiles[:, at] = answers[low + order[np.minimum(chosen, len(order) - 1)]]
+    return quantiles
 
 
 def independent_rows(prompts: Floats, answers: Floats, count: int) -> tuple[LengthRow, ...]:
     """
     Return *count* rows of one request each, of lengths whose dependence is not known.
 
-    Args:
-        prompts: equally likely lengths, any number of them.
-        answers: likewise.
+    *prompts* and *answers* are equally likely lengths, any number of them.
     """
     prompts_of, answers_of = (
-        np.maximum(1, np.rint(_group_means(each, np.ones(len(each)), count)))
-        for each in (prompts, answers)
+        np.maximum(1, np.rint(_group_means(tokens, np.ones(len(tokens)), count)))
+        for tokens in (prompts, answers)
     )
     together = prompts_of.mean() * answers_of.mean()
     paired = _paired(prompts_of, answers_of, np.zeros((STARTS, count)), together)
@@ -189,8 +179,7 @@ def length_rows(prompts: Whole, answers: Whole, *, place: str) -> tuple[LengthRo
     prompt, the longest answer and the longest request are rows of their own.
 
     Args:
-        prompts: tokens of each request's prompt, shape (n,).
-        answers: tokens of its answer, shape (n,).
+        prompts, answers: tokens of each request, shape (n,).
         place: where they come from, named in errors.
 
     Raises InputError: `MOST_ROWS` rows err by more than `MOST_LOST`.
@@ -243,5 +232,5 @@ def _lost(lengths: Whole, rows: Whole) -> float:
     kept = np.repeat(rows[:, :2], rows[:, 2], axis=0)
     return max(
         float(np.abs(of(kept, axis=0) / of(lengths, axis=0) - 1).max())
-        for of in (np.mean, lambda each, axis: np.quantile(each, 0.99, axis=axis))
+        for of in (np.mean, lambda values, axis: np.quantile(values, 0.99, axis=axis))
     )

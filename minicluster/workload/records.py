@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BETWEEN = re.compile(r"[\s,\[\]]*")
-"""What may stand between the objects of a list, or of lines."""
+BETWEEN = re.compile(r"[\s,\[\]]*")  # what may stand between the objects of a list, or of lines
 OTLP_SCALARS = {"intValue", "doubleValue", "stringValue", "boolValue",
                 "int_value", "double_value", "string_value", "bool_value"}  # fmt: skip
 LISTS = {"resourceSpans", "resource_spans", "scopeSpans", "scope_spans",
@@ -31,12 +30,10 @@ def read_records(path: Path, expectation: str) -> Iterator[tuple[str, dict[str, 
     """
     Yield the records of a file, each with file and line; those in `LISTS` of a document, too.
 
-    Args:
-        path: JSON objects, one a line, in a list, or after one another; or CSV with a header.
-        expectation: what the file should be.
+    The file holds JSON objects, one a line, in a list, or after one another; or CSV with a header.
 
-    Raises InputError: no such file, no objects, a list that is cut off, or a line of another length
-    than the header's.
+    Raises InputError: no objects, a list that is cut off, or a line of another length than the
+    header's.
     """
     text = read_text(path, expectation)
     documents = _objects(path, text) if begins_as_json(text) else _table(path, text, expectation)
@@ -76,8 +73,8 @@ def _table(path: Path, text: str, expectation: str) -> Iterator[tuple[str, dict[
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     for place, cells in read_table(path, expectation, (), delimiter):
         if SURPLUS in cells or None in cells.values():
-            found = Fault("has other cells than the header")
-            raise InputError(place, found, f"one for each of {', '.join(cells)[:80]}")
+            fault = Fault("has other cells than the header")
+            raise InputError(place, fault, f"one for each of {', '.join(cells)[:80]}")
         yield place, {name.strip(): cell for name, cell in cells.items()}
 
 
@@ -87,8 +84,8 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN4
 
     A list is one value; the records in it stand below `key[]`.
     """
-    if isinstance(value, list) and value and all(_is_attribute(each) for each in value):
-        value = {each["key"]: each["value"] for each in value}
+    if isinstance(value, list) and value and all(_is_attribute(item) for item in value):
+        value = {item["key"]: item["value"] for item in value}
     if isinstance(value, dict) and len(value) == 1 and OTLP_SCALARS & value.keys():
         (value,) = value.values()
     if isinstance(value, dict):
@@ -97,9 +94,9 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN4
         return
     yield path, value
     if isinstance(value, list):
-        for each in value:
-            if isinstance(each, dict):
-                yield from flat(each, f"{path}[]")
+        for item in value:
+            if isinstance(item, dict):
+                yield from flat(item, f"{path}[]")
 
 
 def _unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -109,8 +106,8 @@ def _unnested(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise TypeError(record)
         yield record
         return
-    for each in record[key]:
-        yield from _unnested(each)
+    for inner in record[key]:
+        yield from _unnested(inner)
 
 
 def _is_attribute(value: object) -> bool:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from minicluster.specs.slo import SloSpec
     from minicluster.specs.workload import WorkloadSpec
 
-MARGIN = 1.2
-"""Factor above the fewest requests that can prove the SLO met: some requests will miss."""
+MARGIN = 1.2  # factor above the fewest requests that can prove the SLO met: some requests will miss
 
 
 def default_requests(percentile: str) -> int:

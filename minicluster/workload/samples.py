@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -39,19 +39,17 @@ class Sample:
     One request. All times are seconds from the start of the run, on the client's monotonic clock.
 
     Attributes:
-        index: place in the schedule.
         in_window: whether its scheduled arrival lies in the measured window.
         due_s: scheduled arrival.
         send_s: when the client began to send it; later than `due_s` by the client's own lag.
         end_s: when its stream closed, or it failed.
-        asked_input_tokens, asked_output_tokens: what was sent, and asked for.
         input_tokens, output_tokens: what the server's `usage` says.
         chunk_s: arrival of each chunk that carried tokens.
         chunk_tokens: tokens in each of them; empty where the server sends no running total.
         outcome: one of `OUTCOMES`; `detail` says more of one that is not ok.
         phases_s: phases of TTFT as the server reports them, in the `Server-Timing` header and in
-            `metrics` of the stream (vLLM); empty if it reports none. Names of `minicluster.phases`;
-            those that another server uses stay as they are.
+            `metrics` of the stream (vLLM). Names of `minicluster.phases`; those that another server
+            uses stay as they are.
         cached_tokens: prompt tokens from the server's prefix cache; `None`: not reported.
     """
 
@@ -70,17 +68,6 @@ class Sample:
     detail: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
     cached_tokens: int | None = None
-
-    def scaled(self, factor: float) -> Sample:
-        """Return the sample with all its times *factor* times as long."""
-        return replace(
-            self,
-            due_s=self.due_s * factor,
-            send_s=self.send_s * factor,
-            end_s=self.end_s * factor,
-            chunk_s=tuple(time_s * factor for time_s in self.chunk_s),
-            phases_s={name: time_s * factor for name, time_s in self.phases_s.items()},
-        )
 
     @property
     def ok(self) -> bool:
@@ -155,27 +142,14 @@ def to_line(sample: Sample) -> str:
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:
-    """
-    Read samples, in the order of the schedule.
-
-    A last line without its end, left by a client that was killed, is skipped.
-
-    Raises InputError: no such file, or a line that is no sample.
-    """
-    found = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
-    return tuple(sorted(found, key=lambda sample: sample.index))
+    """Read samples, in the order of the schedule; a last line without its end is skipped."""
+    samples = read_lines(Sample, path, "samples written by `loadtest run`", torn=True)
+    return tuple(sorted(samples, key=lambda sample: sample.index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """
-    The verdict on a run.
-
-    Attributes:
-        verdict: `met`, `missed`, `inconclusive`, `invalid`, `failed` or `interrupted`.
-        reasons: why, in sentences.
-        start_s: scheduled arrivals count from here on, seconds after the start of the run.
-    """
+    """The verdict on a run, of whose requests those that are due from `start_s` on count."""
 
     verdict: str
     reasons: tuple[str, ...]
@@ -183,17 +157,13 @@ class RunVerdict:
 
 
 def read_run_verdict(path: Path) -> RunVerdict | None:
-    """
-    Read a verdict; `None` if there is no such file.
-
-    Raises InputError: the file holds no verdict.
-    """
+    """Read a verdict, or refuse a file that holds none; `None` if there is no such file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
         return RunVerdict(
-            verdict=str(found["verdict"]),
-            reasons=tuple(map(str, found["reasons"])),
-            start_s=float(found["window"]["start_s"]),
+            verdict=str(document["verdict"]),
+            reasons=tuple(map(str, document["reasons"])),
+            start_s=float(document["window"]["start_s"]),
         )
     except FileNotFoundError:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from minicluster.config import read_lines
@@ -44,10 +44,6 @@ class ScheduledRequest:
     class_of: int = 0
     adapter: int | None = None
 
-    def slowed(self, factor: float) -> ScheduledRequest:
-        """Return the request with all its times *factor* times as long."""
-        return replace(self, due_s=self.due_s * factor, think_s=self.think_s * factor)
-
 
 def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:
     """Write *requests*, a line each: also a trace, for `minicluster.workload.traces`."""
@@ -55,9 +51,5 @@ def write_schedule(requests: Iterable[ScheduledRequest], path: Path) -> None:
 
 
 def read_schedule(path: Path) -> tuple[ScheduledRequest, ...]:
-    """
-    Read what `write_schedule` wrote; files of others are read by `minicluster.workload.traces`.
-
-    Raises InputError: no such file, or a line that is no request.
-    """
+    """Read what `write_schedule` wrote; `minicluster.workload.traces` reads files of others."""
     return read_lines(ScheduledRequest, path, "a schedule of `loadtest run`")

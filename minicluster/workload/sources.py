@@ -69,15 +69,14 @@ def drawn(workload: WorkloadSpec, source: RequestSource, *, count: int, seed: in
     gaps, *others, adapters = (
         np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)
     )
-    asked = _requests(workload, count, *others)
-    return _timed(workload, source, asked, gaps).with_adapters(workload, adapters)
+    requests = _requests(workload, count, *others)
+    return _timed(workload, source, requests, gaps).with_adapters(workload, adapters)
 
 
 def _timed(
-    workload: WorkloadSpec, source: RequestSource, asked: Arrivals, gaps: np.random.Generator
+    workload: WorkloadSpec, source: RequestSource, requests: Arrivals, gaps: np.random.Generator
 ) -> Arrivals:
-    """Return the requests with their times, or with those that each one waits for."""
-    count = len(asked)
+    count = len(requests)
     if source.users is not None:
         number = np.arange(count)
         previous = np.where(number < source.users, -1, number - source.users)
@@ -85,12 +84,12 @@ def _timed(
         # Users think before their first request, too.
         due_s = np.where(number < source.users, think_s, 0.0)
         due_s[: source.users].sort()
-        return replace(asked, due_s=due_s, previous=previous, think_s=think_s)
+        return replace(requests, due_s=due_s, previous=previous, think_s=think_s)
     starts = -(-count // source.turns)
     due_s = np.cumsum(_gaps_s(source, starts, source.turns / workload.requests_per_s, gaps))
     if source.turns == 1:
-        return replace(asked, due_s=due_s)
-    return _conversations(source, due_s, asked)
+        return replace(requests, due_s=due_s)
+    return _conversations(source, due_s, requests)
 
 
 def _requests(
@@ -100,7 +99,6 @@ def _requests(
     outputs: np.random.Generator,
     classes: np.random.Generator,
 ) -> Arrivals:
-    """Draw the class of each request by the rates, and its lengths."""
     parts = workload.parts
     bounds = np.cumsum([part.requests_per_s for part in parts])
     class_of = np.searchsorted(bounds[:-1] / bounds[-1], classes.random(count), side="right")
@@ -130,17 +128,19 @@ def _gaps_s(
     return rng.exponential(mean_s, size=count)
 
 
-def _conversations(source: RequestSource, starts: NDArray[np.float64], asked: Arrivals) -> Arrivals:
+def _conversations(
+    source: RequestSource, starts: NDArray[np.float64], requests: Arrivals
+) -> Arrivals:
     """Chain each conversation's turns; a prompt contains all earlier turns."""
-    number = np.arange(len(asked))
+    number = np.arange(len(requests))
     session, turn = number // source.turns, number % source.turns
-    total = np.cumsum(asked.input_tokens + asked.output_tokens)
+    total = np.cumsum(requests.input_tokens + requests.output_tokens)
     before = np.concatenate([[0], total])[session * source.turns]
     return replace(
-        asked,
+        requests,
         due_s=np.where(turn == 0, starts[session], np.inf),
-        input_tokens=total - asked.output_tokens - before,
+        input_tokens=total - requests.output_tokens - before,
         previous=np.where(turn == 0, -1, number - 1),
-        think_s=np.full(len(asked), source.think_s),
+        think_s=np.full(len(requests), source.think_s),
         session=session,
     )

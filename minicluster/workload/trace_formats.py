@@ -17,7 +17,6 @@ class Format(NamedTuple):
     A format.
 
     Attributes:
-        keys: of its records.
         time_unit: of times that are numbers, by its documentation; `None`: it says none.
         block_tokens: tokens of the blocks of `hash_ids`; `None`: it has none.
         sure: its keys alone tell it from any other, so that its unit is certain.
@@ -75,7 +74,7 @@ def meaning(path: str) -> Meaning | None:
 
 def format_of(keys: Collection[str]) -> Format:
     """Return the format that has these keys; any other is a log."""
-    return next(each for each in FORMATS.values() if set(each.keys) <= set(keys))
+    return next(form for form in FORMATS.values() if set(form.keys) <= set(keys))
 
 
 def _plain(name: str) -> str:

@@ -9,8 +9,7 @@ from typer import Option
 
 from minicluster.specs.checks import Options, choice
 
-UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Seconds of the units of times."""
+UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # Seconds of the units of times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

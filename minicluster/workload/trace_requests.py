@@ -32,20 +32,12 @@ IMAGE = re.compile(
 """Types of requests, and of parts of them, that are no text."""
 NO_IMAGE = re.compile(r"[\s0.]*|none|null|false|\[\]|[\w./@-]+:[\w.-]+", re.IGNORECASE)
 """Texts under a key of images that are none: zero, and a container's name and tag."""
-MAX_SESSIONS = 1 << 31
-"""Bound of the numbers of conversations; a larger one is a mistake."""
+MAX_SESSIONS = 1 << 31  # bound of the numbers of conversations; a larger one is a mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAs:
-    """
-    What a file was taken for.
-
-    Attributes:
-        form: format, unit of times and size of blocks.
-        left_out: number of lines, spans and requests that count nowhere, by the reason.
-        unread: keys that have no meaning here.
-    """
+    """What a file was taken for, what of it counts nowhere and why, and keys without a meaning."""
 
     form: str
     left_out: dict[str, int] = field(default_factory=dict)
@@ -63,20 +55,12 @@ class ReadAs:
 
 
 Pair = tuple[str, Any]
-Facts = defaultdict[str, list[Pair]]
-"""What a record says, by what its keys mean: keys and values."""
+Facts = defaultdict[str, list[Pair]]  # what a record says, by what its keys mean: keys and values
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestFile:
-    """
-    A file of requests.
-
-    Attributes:
-        format: that of the first request's keys, if it is known.
-        left_out: number of its lines, spans and requests that are none of `read`, by the reason.
-        unread: keys of requests that have no meaning here.
-    """
+    """A file of requests, and what of it was read as what; see `ReadAs`."""
 
     path: Path
     skip_images: bool
@@ -91,7 +75,7 @@ class RequestFile:
 
         Raises InputError: no such file, no requests, or a record that cannot be one.
         """
-        found: list[Request] = []
+        requests: list[Request] = []
         parents: dict[Key, Key | None] = {}
         lines: dict[tuple[object, ...], str] = {}
         keys: list[str] = []
@@ -103,20 +87,20 @@ class RequestFile:
                 if span is not None:
                     parents[span] = above
                 if self._counts(record, facts):
-                    found.append(self._request(place, record, facts, span))
+                    requests.append(self._request(place, record, facts, span))
                     if span is None and self.format is not FORMATS["access"]:
-                        _refuse_again(found[-1], facts, lines)
+                        _refuse_again(requests[-1], facts, lines)
             except InputError as error:
                 raise error.inside(place) from None
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 expected = "a request with a time and whole numbers of tokens"
                 raise InputError(place, Fault(f"is {error}"), expected) from None
-        if not found:
+        if not requests:
             named = f": its keys are {', '.join(keys[:12])}" if keys else ""
             raise InputError(f"{self.path}:1", Fault(f"is a trace without requests{named}"), KNOWN)
-        again = repeated(found, parents)
+        again = repeated(requests, parents)
         self.left_out["spans of requests that other spans are, too"] += len(again)
-        return [each for at, each in enumerate(found) if at not in again]
+        return [each for at, each in enumerate(requests) if at not in again]
 
     def _facts(self, record: dict[str, Any]) -> Facts:
         facts: Facts = defaultdict(list)
@@ -232,7 +216,6 @@ def _tokens(counts: list[Pair]) -> int:
 
 
 def _span_ids(facts: Facts) -> tuple[Key | None, Key | None]:
-    """Return the ids of a span and of the one above it."""
     own = facts["span"] or facts["id"]
     if not facts["trace"] or not own:
         return None, None
@@ -259,7 +242,7 @@ def _scheduled(record: dict[str, Any], row: ScheduledRequest) -> ScheduledReques
 def _ids(key: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise TypeError(f"one whose {key} are {written(value)}")
-    return tuple(whole(key, each) for each in value)
+    return tuple(whole(key, number) for number in value)
 
 
 def whole(key: str, value: object) -> int:
@@ -278,16 +261,12 @@ def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> 
     """
     Return the positions of requests whose spans count none of their own.
 
-    Of a span and one above it with the same tokens the upper one counts: it begins when the
-    request arrived. A span above several, with the sum of their tokens, is no request.
+    Of a span and one above it (*parents*) with the same tokens the upper one counts: it begins when
+    the request arrived. A span above several, with the sum of their tokens, is no request.
 
-    Args:
-        requests: those without a span count.
-        parents: the span above each span of the file, requests or not.
-
-    Raises InputError: tokens of a span are neither those of the one below it nor the sum of
-    several, two spans of one id have different ones, or two of a trace have the same and a span
-    above one of them is not in the file.
+    Raises InputError: tokens of a span are neither those of the one below nor the sum of several,
+    two spans of one id have different ones, or two of a trace have the same and a span above one of
+    them is not in the file.
     """
     at_of: dict[Key, int] = {}
     again: set[int] = set()
@@ -305,7 +284,7 @@ def repeated(requests: Sequence[Request], parents: Mapping[Key, Key | None]) -> 
         elif above is not None:
             absent[at] = above
     for at, children in below.items():
-        tokens = [requests[each].tokens for each in children]
+        tokens = [requests[child].tokens for child in children]
         is_sum = tokens != [requests[at].tokens]
         agree = not is_sum or tuple(map(sum, zip(*tokens, strict=True))) == requests[at].tokens
         _refuse_unless(agree, requests[at], requests[children[0]])

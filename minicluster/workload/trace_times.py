@@ -54,8 +54,7 @@ POSSIBLE_PER_S = (1 / 3600, 200.0)
 DAY_S = 86_400.0
 EPOCH_S = tuple(datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2015, 2035))
 """Times since 1970 of requests to language models; those of two units never overlap."""
-LONGEST_S = 3650 * DAY_S
-"""No trace is longer: a larger time does not count from its begin."""
+LONGEST_S = 3650 * DAY_S  # no trace is longer: a larger time does not count from its begin
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 GIVE_UNIT = "give --time-unit s, ms, us or ns"
 
@@ -104,9 +103,7 @@ def clock_of(
     """
     Return how a file counts time: as the option, its keys, the calendar, or format and rate say.
 
-    Args:
-        option: unit that the user gives.
-        fits_blocks: whether ids of blocks are those of the format; `None`: there are none.
+    *fits_blocks* says whether ids of blocks are those of the format; `None`: there are none.
 
     Raises InputError: times that can be read in two ways, which it names.
     """
@@ -147,7 +144,7 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
     otherwise a load may have the rate in no other unit, and in a log times must ascend, too, and
     be none since 1970 nor longer than a trace is.
     """
-    numbers = [number for each in requests if (number := number_of(each.at)) is not None]
+    numbers = [number for request in requests if (number := number_of(request.at)) is not None]
     span = max(numbers) - min(numbers)
     if not span:
         return Clock(form.time_unit or "s", how=", all alike" if len(numbers) > 1 else "")
@@ -164,14 +161,14 @@ def _by_rate(requests: Sequence[Request], form: Format, fits_blocks: bool | None
         is_count = numbers == sorted(numbers) and not any(map(epoch_unit, numbers))
         if is_count and numbers[-1] * UNITS_S[unit] <= LONGEST_S:
             return Clock(unit, how=", the only unit in which the rate is that of a load")
-    said = "; as ".join(
+    readings = "; as ".join(
         f"{WORDS[unit]} {rate:,.4g} requests/s over {span * UNITS_S[unit]:,.4g} s"
         for unit, rate in rates.items()
         if unit in {"s", "ms", *possible}
     )
     expected = "times whose unit the file leaves no doubt of"
     place = requests[0].place.rpartition(":")[0]
-    raise InputError(f"{place}: times", Fault(f"are numbers: as {said}"), expected, GIVE_UNIT)
+    raise InputError(f"{place}: times", Fault(f"are numbers: as {readings}"), expected, GIVE_UNIT)
 
 
 def epoch_unit(number: float) -> str | None:
@@ -203,8 +200,8 @@ def _moment_s(request: Request) -> float:
     """Read a date and time as seconds; without a zone it is UTC, wherever we run."""
     text = str(request.at).strip().removesuffix(" UTC")
     try:
-        found = datetime.fromisoformat(text if len(text) > len("2026-01-01") else "no time")
+        moment = datetime.fromisoformat(text if len(text) > len("2026-01-01") else "no time")
     except ValueError:
         expected = "a number, or a date and time as ISO 8601 writes them"
         raise InputError(request.place, _said(request), expected) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -51,9 +51,9 @@ def read_trace(
         reading: what decides in place of the file.
         skip_unanswered: leave out requests that generated nothing instead of refusing them.
 
-    Raises InputError: no such file, another format, nothing in it, times of no certain unit, or a
-    request that is malformed, goes back in time, has a length of 0, images, several answers or ids
-    that do not fit its tokens, or waits for another; the message names file and line.
+    Raises InputError: no requests, times of no certain unit, or a request that is malformed, goes
+    back in time, has a length of 0, images, several answers or ids that do not fit its tokens, or
+    waits for another; the message names file and line.
     """
     file = RequestFile(path=path, skip_images=reading.skip_images)
     requests = file.read()
@@ -61,7 +61,7 @@ def read_trace(
     fits = None if block is None else block == form.block_tokens
     clock = clock_of(requests, form, reading.time_unit, fits_blocks=fits)
     numbers: dict[tuple[int, ...], int] = {}
-    rows = [(clock.due_s(each), each) for each in requests]
+    rows = [(clock.due_s(request), request) for request in requests]
     if not form.only_requests:
         rows.sort(key=lambda row: row[0])
     kept = [row for row in rows if row[1].row.output_tokens or not skip_unanswered]
@@ -87,7 +87,6 @@ def read_trace(
 
 
 def _check(rows: Sequence[tuple[float, Request]]) -> None:
-    """Refuse times that go back, and lengths that no request has."""
     before = rows[0][0]
     for due_s, request in rows:
         if due_s < before:
@@ -103,7 +102,11 @@ def _check(rows: Sequence[tuple[float, Request]]) -> None:
 
 def _block_tokens(requests: Sequence[Request], form: Format) -> int | None:
     """Return the tokens of the blocks that ids name, one for each begun block; `None`: no ids."""
-    named = [(each.row.input_tokens, len(each.ids), each.place) for each in requests if each.ids]
+    named = [
+        (request.row.input_tokens, len(request.ids), request.place)
+        for request in requests
+        if request.ids
+    ]
     if not named:
         return None
     own = form.block_tokens
@@ -139,4 +142,4 @@ def _content(
         else (request.ids[at // parts], at % parts)
         for at in range(count)
     )
-    return tuple(numbers.setdefault(each, len(numbers)) for each in pieces)
+    return tuple(numbers.setdefault(piece, len(numbers)) for piece in pieces)

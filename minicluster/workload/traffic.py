@@ -58,13 +58,10 @@ class Traffic:
     What a file says of a load.
 
     Attributes:
-        requests: counted; 0: unknown.
-        file: what it was taken for, and what is in no figure.
-        lengths: rows of prompt tokens, answer tokens and number of requests
-            (`WorkloadSpec.lengths`).
+        requests: number of them; 0: unknown.
+        lengths: rows as in `WorkloadSpec.lengths`.
         paired: whether prompts and answers are known together.
         span_s: from the first arrival to the last, holes left out; `None`: not in the file.
-        mean_per_s: requests per second over the span.
         busiest_per_s: the highest rate of a window of `WINDOW_S`.
         gap_cv: coefficient of variation of the gaps; 1 of Poisson arrivals.
         holes: begin and seconds of gaps that no even traffic has.
@@ -140,7 +137,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
     arrivals = read.arrivals
     due, count = arrivals.due_s, len(arrivals)
     gaps = np.diff(due)
-    known = Traffic(
+    traffic = Traffic(
         requests=count,
         file=read.file,
         input_tokens=LengthSummary.of(arrivals.input_tokens),
@@ -148,7 +145,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
         lengths=length_rows(arrivals.input_tokens, arrivals.output_tokens, place=place),
     )
     if not len(gaps) or not gaps.sum():
-        return known
+        return traffic
     typical_s = float(np.median(gaps)) / math.log(2) or float(gaps.mean())
     is_hole = gaps > max(WINDOW_S, -math.log(HOLE_CHANCE / count) * typical_s)
     # Bursts of one second each, an hour apart, have no other time than that between them.
@@ -160,7 +157,7 @@ def of_arrivals(read: Trace, place: str) -> Traffic:
     window_s = min(WINDOW_S, span_s)
     starting = np.searchsorted(due, due + window_s, side="left") - np.arange(count)
     return replace(
-        known,
+        traffic,
         span_s=span_s,
         mean_per_s=len(own) / span_s,
         busiest_per_s=float(starting.max()) / window_s,

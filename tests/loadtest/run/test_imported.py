@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadtest.run.folder import read_run
-from loadtest.run.imported import READERS, Pacing, ToolRequest, most_in_flight, read_answers
+from loadtest.run.imported import READERS, Pacing, ToolRequest, read_answers
 from minicluster.errors import InputError
 from tests.loadtest.command import loadtest
 from tests.loadtest.made import make_plan, plan_json
@@ -203,17 +203,6 @@ def test_guidellm_says_by_its_strategy(
 
 def timed(*spans: tuple[float, float]) -> list[ToolRequest]:
     return [ToolRequest(due_s=a, start_s=a, end_s=b, input_tokens=1) for a, b in spans]
-
-
-@pytest.mark.parametrize(
-    ("spans", "most"),
-    [
-        ((), 0), (((0, 1),), 1), (((0, 1), (1, 2)), 1), (((0, 2), (1, 3)), 2),
-        (((0, 9), (1, 2), (3, 4)), 2),
-    ],
-)  # fmt: skip
-def test_requests_in_flight_are_counted(spans: tuple[tuple[float, float], ...], most: int) -> None:
-    assert most_in_flight(timed(*spans)) == most
 
 
 @pytest.mark.parametrize("tool", ["AIPerf", "inference-perf"])

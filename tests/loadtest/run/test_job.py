@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loadtest.client.chat import FORMS
 from loadtest.run.folder import as_json, held, prepare
-from loadtest.run.job import Job, default_warmup_s, read_job, timeout_s
+from loadtest.run.job import Job, read_job
 from loadtest.run.run_config import RunLength, free_load, make_job
 from loadtest.run.schedule import (
     ArrivalShape,
@@ -69,15 +69,6 @@ def test_a_run_that_has_no_room_is_refused(tmp_path: Path) -> None:
         with held(folder):
             prepare(folder, JOB, JOB.requests(), None)
         assert read_job(folder / "run.json") == JOB
-
-
-def test_waits_follow_their_rules() -> None:
-    """Warm-up is three requests' time, at least 5 s; the time limit ten times the SLO's, 30 s."""
-    long = replace(JOB.workload, output_tokens=Lengths.fixed(1000))
-
-    assert (default_warmup_s(0.5), default_warmup_s(10.0)) == (5.0, 30.0)
-    assert timeout_s(JOB.slo, JOB.workload) == 30.0
-    assert timeout_s(JOB.slo, long) == pytest.approx(510.0)
 
 
 @pytest.mark.parametrize("text", ["", "5", "5x", "x5", "-5x5", "5x0", "0x5", "5xnan", "5-x3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,19 +41,6 @@ def test_the_error_is_what_the_client_saw_less_what_the_server_did() -> None:
     assert error.num_requests == 20
     assert (error.ttft_error_p50_s, error.ttft_error_p99_s) == pytest.approx((0.003, 0.003))
     assert (error.itl_error_p99_s, error.tpot_error_p99_s) == pytest.approx((0.001, 0.001))
-
-
-@pytest.mark.parametrize(("most", "last"), [(300, 450), (1e9, 3415)], ids=["saturated", "never"])
-def test_streams_grow_until_the_client_is_saturated(
-    monkeypatch: pytest.MonkeyPatch, most: float, last: int
-) -> None:
-    def measure(level: Level, _window_s: float) -> Any:  # noqa: ANN401
-        return SimpleNamespace(streams=level.streams, saturated=level.streams > most)
-
-    monkeypatch.setattr(selftest, "measure_client", measure)
-    tried = [error.streams for error in selftest.measure_capacity(1.0)]
-
-    assert (tried[:3], tried[-1]) == ([200, 300, 450], last)
 
 
 def test_streams_are_read() -> None:

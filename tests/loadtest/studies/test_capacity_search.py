@@ -128,36 +128,6 @@ def test_more_requests_narrow_what_a_search_found(tmp_path: Path) -> None:
     assert names == [f"try-{k + 1}" for k in range(len(names))]
 
 
-@pytest.mark.parametrize(
-    ("lacks", "then"),
-    [
-        ({}, 94),
-        ({"needed": 60}, 72),
-        ({"needed": 48_000}, 188),
-        ({"needed": 60, "counted": 25}, 135),
-        ({"needed": 48, "settled": False}, 94),
-    ],
-)
-def test_a_try_that_told_nothing_is_as_long_as_it_lacks(
-    tmp_path: Path, lacks: dict[str, Any], then: int
-) -> None:
-    """
-    The next one has a fifth more than were needed, 1.2 to 4 times the last.
-
-    Of those sent as many count as before. Twice as many, if nobody knows what is needed, and at
-    least if latencies had not settled.
-    """
-    tried: list[int] = []
-
-    def measure(rate: float, num: int, _name: str) -> Any:  # noqa: ANN401
-        tried.append(num)
-        return answer("inconclusive" if len(tried) == 1 else "invalid", rate, **lacks)
-
-    with pytest.raises(Inconclusive):
-        run_search(replace(FRESH, most_requests=1000), measure, tmp_path)
-    assert tried == [47, then]
-
-
 def test_an_invalid_try_ends_the_search(tmp_path: Path) -> None:
     """It is no limit: the reasons are said, and the search goes on from the tries before it."""
     (tmp_path / "search.json").write_text(as_json(replace(SEARCH, probes=SEARCH.probes[:1])))

@@ -17,11 +17,9 @@ from loadtest.verdict.prediction import compare_phases
 from loadtest.verdict.resimulation import Resimulation, resimulate
 from loadtest.verdict.verdict import Verdict
 from minicluster.errors import InputError, MiniclusterError
-from minicluster.specs.lora import LoraSpec
 from minicluster.workload.engine_steps import ENGINE_STEPS, EngineStep, write_engine_steps
 from minicluster.workload.samples import Sample
 from tests.loadtest.made import REQUEST, judged, leave, make_plan, make_run, make_sample, plan_json
-from tests.plans import with_lora
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +86,6 @@ def test_what_prompts_share_is_not_computed(
     )
 
     assert found.requests[9].phases_s["prefill"] == pytest.approx(0.01 + computed * 1e-4)
-
-
-def test_adapters_are_waited_for(tmp_path: Path) -> None:
-    """With one slot the second request begins when the first adapter is in use no more."""
-    lora = LoraSpec(
-        max_loras=1, max_lora_rank=8, max_cpu_loras=2, adapters=2, host_bytes_per_s={"cpu": 1e9}
-    )
-    file = plan_json(with_lora(make_plan(), lora), tmp_path)
-    both = [make_sample(index, 0.0) for index in (0, 1)]
-
-    def queues_s(*adapters: int) -> list[float]:
-        rows = [replace(REQUEST, index=at, adapter=each) for at, each in enumerate(adapters)]
-        found = resimulate(file, both, rows).requests.values()
-        return [each.phases_s["prefill_queue"] for each in found]
-
-    assert queues_s(1, 1) == pytest.approx([0.0, 0.0])
-    assert queues_s(0, 1)[1] > 0.01
 
 
 PULLED = reported_phases(

@@ -86,31 +86,6 @@ def test_a_stall_of_many_streams_is_one_event() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num", "num_lost", "verdict"),
-    [
-        (4000, 0, "met"),
-        (3000, 0, "inconclusive"),
-        (4, 36, "missed"),
-        (9, 1, "inconclusive"),
-        (0, 1, "inconclusive"),
-        (100, 2, "inconclusive"),
-        (900, 100, "inconclusive"),
-        (3900, 200, "inconclusive"),
-    ],
-)
-def test_too_few_requests_prove_nothing(num: int, num_lost: int, verdict: str) -> None:
-    """
-    p99 takes thousands of requests, or that most miss; one burst of lost ones is one event.
-
-    Where there is no second chunk there is no time between chunks to miss.
-    """
-    lost: list[Sample | None] = [None] * num_lost
-    ttft, tpot = judge(replace(SLO, percentile="p99"), [*answered([0.1] * num), *lost])
-
-    assert (ttft.verdict, tpot.verdict) == (verdict, verdict)
-
-
-@pytest.mark.parametrize(
     ("percentile", "num", "every", "verdict"),
     [
         # An interval that ends below the share is a miss, however few requests there are.

@@ -118,16 +118,10 @@ def test_a_run_cut_short_is_judged_on_what_was_sent(stop: str) -> None:
 @pytest.mark.parametrize(
     ("ttfts", "rising"),
     [
-        ([0.3 + 0.4 * k for k in range(60)], True), ([0.3 + 0.4 * k for k in range(150)], True),
-        ([0.1 + 0.01 * k for k in range(16)], True), ([0.1 + 0.001 * k for k in range(100)], True),
+        ([0.3 + 0.4 * k for k in range(60)], True), ([0.1 + 0.001 * k for k in range(100)], True),
         ([0.1] * 50 + [0.1 + 0.1 * k for k in range(50)], True),
-        ([0.1] * 12 + [0.1 + 0.1 * k for k in range(88)], True),
-        ([0.3 + 0.4 * k for k in range(8)], False),  # too few
-        ([0.1 + k % 7 / 100 for k in range(100)], False), ([0.1] * 100, False),
+        ([0.1 + k % 7 / 100 for k in range(100)], False),
         ([5.0 - 0.04 * k for k in range(100)], False),
-        ([0.1 + k / 100_000 for k in range(100)], False),  # a drift of one per cent
-        ([0.1 + k % 5 / 50 + 0.02 * k for k in range(100)], True),
-        ([0.1 if k < 70 or k % 2 else 9.0 for k in range(100)], False),
     ],
 )  # fmt: skip
 def test_a_rise_is_seen_in_short_runs(ttfts: list[float], *, rising: bool) -> None:
@@ -151,11 +145,6 @@ def test_a_plain_run_has_the_lengths_of_its_answers() -> None:
     [note] = [note for note in found.notes if "--plain" in note]
     assert "input as asked for" in note
     assert "8.5 tokens on average, -15.0% against the plan's (10.0; 2400 of 4800" in note
-
-
-def test_lengths_that_are_not_told_are_not_wrong() -> None:
-    found = verdict_on(changed(1, input_tokens=None))
-    assert found.verdict == "met"
 
 
 def test_lateness_of_the_client_counts() -> None:
@@ -349,11 +338,6 @@ def test_each_class_is_judged_by_its_own_limits() -> None:
     assert missed.reasons[0].startswith("chat TTFT p99 is 2000.0 ms")
 
 
-def test_answers_of_unknown_length_give_no_tokens() -> None:
-    verdict = verdict_on(changed(1, output_tokens=None))
-    assert verdict.throughput.output_tokens_per_s == 0
-
-
 def test_requests_count_in_the_order_of_their_arrival() -> None:
     """The numbers of requests do not matter: the bursts of a percentile are bursts in time."""
     run = make_run([make_sample(99 - k, k / 10) for k in range(100)])
@@ -367,16 +351,3 @@ def test_an_endpoint_that_says_nothing_of_its_prefix_cache_is_named() -> None:
     assert not any(silent in note for note in verdict_on(changed(1, cached_tokens=0)).notes)
     cut = changed(1, cached_tokens=None, outcome="cut", detail="reset", chunk_s=())
     assert not any(silent in note for note in verdict_on(cut).notes)
-
-
-def test_requests_of_one_pool_are_in_it_from_their_arrival_to_their_end() -> None:
-    """Without a simulation Little's law at the plan's load stands beside."""
-    plan = make_plan()
-    mixed = replace(plan.pool("decode"), role="mixed")
-    plan = replace(plan, pools=(mixed,))
-    run = make_run(GOOD)
-    [load] = pool_loads(plan, GOOD, run.job.window, None)
-    stay_s = GOOD[0].end_s - GOOD[0].send_s
-    assert load.measured_concurrent == pytest.approx(480 * stay_s, rel=0.05)
-    asked = plan.workload.requests_per_s * plan.prediction.e2e.mean_s
-    assert load.predicted_concurrent == pytest.approx(asked)

@@ -92,15 +92,6 @@ def test_a_rise_is_seen_where_there_is_none_as_rarely_as_it_says(count: int) -> 
     assert seen <= 24
 
 
-def test_no_answer_is_a_rise_where_it_comes_more_and_more() -> None:
-    late = np.array([np.inf if k % 100 < k else 0.1 for k in range(100)])
-    more = np.where(np.random.default_rng(1).random(150) < np.arange(150) / 150, np.inf, 0.1)
-    more[:2] = 0.1, 0.2
-    assert rises(more)
-    assert not rises(np.full(100, np.inf))
-    assert not rises(late)
-
-
 def test_no_answer_counts_as_the_longest() -> None:
     series = steady(2000)
     lost = np.where(series == series.max(), np.inf, series)
