@@ -149,4 +149,4 @@ def test_ties_are_named_and_then_headroom_decides() -> None:
     assert f"need {one.cost.gpus} GPU each" in answer
     assert "a tie: first" in answer_line([results[0], results[0]], "gpus")
     single = answer_line([StudyResult(label="it", plans={"": other})], "gpus")
-    assert single == f"Least gpus: it, {other.cost.gpus} GPUs"
+    assert single == f"Least gpus: it, {other.cost.gpus} GPU"
