@@ -35,7 +35,7 @@ class StreamError(Exception):
 
 
 class _Chunk(NamedTuple):
-    """What one chunk says of its tokens; `listed` counts token ids or logprobs."""
+    """Tokens of one chunk, as its fields state them; `listed` counts token ids or logprobs."""
 
     at_s: float
     total: int | None

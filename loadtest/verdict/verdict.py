@@ -116,7 +116,7 @@ class Verdict:
 
     @property
     def caveat(self) -> str:
-        """What stands beside every figure of the run, with a comma before it; mostly empty."""
+        """Caveat printed beside each figure of the run, after a comma; empty without one."""
         return "".join(f", {caveat}" for caveat in self.metadata.caveats)
 
 

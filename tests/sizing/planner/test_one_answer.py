@@ -28,6 +28,9 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama-3.1-70b-h100", {}),
 )
 
+OTHER_BATCH_LIMIT = 2
+"""Place in `ASKED` of the plan whose GPUs carry more with another batch limit than its own."""
+
 
 @cache
 def planned(at: int) -> tuple[Scenario, sizing.Plan]:
@@ -54,11 +57,8 @@ def test_headroom_is_what_capacity_and_a_second_plan_say(at: int) -> None:
     )
     assert alone.requests_per_s == among.requests_per_s  # the page asks for several
     assert alone.requests_per_s >= most / (1 + 2 * RESOLUTION)
-    last = plan.pools[-1]
-    if (
-        alone.layout == str(Configuration.of_plan(plan))
-        and alone.max_num_seqs * last.slicing.pp == last.max_num_seqs
-    ):
+    if at != OTHER_BATCH_LIMIT:
+        assert alone.layout == str(Configuration.of_plan(plan))
         assert alone.requests_per_s == pytest.approx(most, rel=2 * RESOLUTION)
 
 
