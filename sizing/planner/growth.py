@@ -6,7 +6,7 @@ from math import floor, log
 from typing import TYPE_CHECKING
 
 from sizing.planner.edge import LEAST_SHARE, RESOLUTION, STRIDE, Band, factor_to, highest
-from sizing.planner.simulated_check import SEEDS, Held, PlanVerdict, Simulations
+from sizing.planner.simulated_check import Held, PlanVerdict, Simulations, under_seeds
 from sizing.planner.step_models import utilisations
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ def edge(
     Return the highest rate that a configuration holds as a plan does; *above* if none higher.
 
     Rates are `RESOLUTION` apart, so that every search of one configuration ends at the same: quick
-    runs say where to look, precise ones under every seed decide (docs/model.md, eq. E3).
+    runs say where to look, precise ones under every seed decide (docs/model.md, eq. E3). While one
+    rate is decided, a free worker makes the runs of the next.
 
     Args:
         above: rate that is known to hold, requests/s; 0: none is.
@@ -56,15 +57,16 @@ def edge(
     def missed_at(rate: float) -> PlanVerdict | None:
         if rate > full:
             return PlanVerdict(holds=False, bottleneck_role=full_role, requests=0)
-        at = simulations.at_rate(rate)
-        verdicts = (at.holds(chosen, errors, seed=seed) for seed in SEEDS)
-        return next((verdict for verdict in verdicts if not verdict.holds), None)
+        verdict = under_seeds(simulations.at_rate(rate), chosen, errors)[-1]
+        return None if verdict.holds else verdict
 
     first = min(guess or (above * full) ** 0.5, full * (1 - RESOLUTION))
     about = highest(share, above, full, guess=first, band=QUICK) or above or full
     lowest = _step(above) + 1 if above else _step(full * LEAST_SHARE)
     at, rate, missed, binds = max(lowest, _step(about)), above, None, ""
     while at != missed:
+        if at + 1 != missed and _rate(at + 1) <= full:
+            simulations.at_rate(_rate(at + 1)).verify_ahead(chosen, errors)
         verdict = missed_at(_rate(at))
         if verdict is None:
             rate, at = _rate(at), at + 1

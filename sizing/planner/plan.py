@@ -90,7 +90,7 @@ def plan(inputs: Inputs, *, told: Told | None = None, workers: Workers = NO_WORK
         found = search_within_budgets(inputs, told=told, workers=workers)
     if isinstance(found, Infeasible):
         raise NoPlan(found)
-    return build_plan(inputs, found)
+    return build_plan(inputs, found, workers)
 
 
 def _at_rates(
@@ -126,7 +126,7 @@ def at_planned_rate(inputs: Inputs) -> Inputs:
     return with_load(inputs, load.at_rate(load.requests_per_s))
 
 
-def build_plan(inputs: Inputs, found: Found) -> Plan:
+def build_plan(inputs: Inputs, found: Found, workers: Workers = NO_WORKERS) -> Plan:
     """
     Write a search's configuration as a plan; equal inputs give an equal plan.
 
@@ -135,7 +135,9 @@ def build_plan(inputs: Inputs, found: Found) -> Plan:
     engine, chosen, models = inputs.engine, found.configuration, found.models
     prediction = prediction_of(models, chosen, _predicted(found))
     rate = inputs.scenario.workload.requests_per_s
-    growth = found.growth or edge(Simulations(models), found.errors, chosen, above=rate)
+    growth = found.growth or edge(
+        Simulations(models, workers=workers), found.errors, chosen, above=rate
+    )
     runs = deployment(inputs, chosen, spares=spare_replicas(inputs, chosen))
     raw = asdict(inputs)
     tables = raw["scenario"]

@@ -20,9 +20,10 @@ from sizing.planner.edge import RESOLUTION, least
 from sizing.planner.error_model import AS_PREDICTED, StepErrors
 from sizing.planner.simulated_check import (
     MAX_REPLICAS,
-    SEEDS,
     VERIFY_REQUESTS,
+    VERIFY_SEED,
     Simulations,
+    under_seeds,
     verified,
 )
 
@@ -394,8 +395,8 @@ def _cheaper(
 def _faster(variant: Configuration, plain: Found, simulations: Simulations) -> tuple[float, Found]:
     """Return the ratio of TTFT with the threshold, and the result; 1 and *plain* if no better."""
     errors = plain.errors
-    verdicts = tuple(simulations.holds(variant, errors, seed=seed) for seed in SEEDS)
-    if not all(each.holds for each in verdicts):
+    verdicts = under_seeds(simulations, variant, errors)
+    if not verdicts[-1].holds:
         return 1.0, plain
     used = [_used(simulations, each, errors) for each in (variant, plain.configuration)]
     ratios = [after / before for after, before in zip(*used, strict=True)]
@@ -408,7 +409,7 @@ def _used(
     simulations: Simulations, chosen: Configuration, errors: StepErrors
 ) -> tuple[float, float]:
     """Return the used shares of the TTFT limit and of the tightest one, under the last seed."""
-    run = simulations.run(chosen, errors, requests=VERIFY_REQUESTS, seed=SEEDS[-1])
+    run = simulations.run(chosen, errors, requests=VERIFY_REQUESTS, seed=VERIFY_SEED)
     if run is None:
         return 1.0, 1.0
     ttft = max(check.ratio for check, _ in run.limits if check.metric == "ttft")

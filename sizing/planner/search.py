@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from minicluster.plan import Inputs
+    from sizing.planner.error_model import StepErrors
     from sizing.planner.layout import LayoutShape
     from sizing.planner.simulated_check import SloRun
+    from sizing.planner.step_models import Steps
 
     Told = Callable[[Configuration], None]
     QuickMixed = tuple[Configuration | None, dict[object, SloRun]]
@@ -154,42 +156,39 @@ class LayoutSearch:
         split = self.best = None if wanted == "mixed" else self._split()
         mixed = None if wanted == "split" else self._mixed(split, quick_mixed)
         found = [each for each in (split, mixed) if each and (each is split or each.verdicts)]
-        best = self._preferred(found)
+        best = min(found, key=self._order, default=None)
         if best is None:
             return self._infeasible()
         self.best = best
         needed = sum(gpus_with_spares(self.inputs, best.configuration).values())
         if needed > self.inputs.cluster.max_gpus:
             return over_budget(best.configuration, self.inputs, needed=needed)
-        best = self._grown(best, found)
-        other = self._comparison(best, split, mixed)
-        self.best = self._predicted(replace(best, other=other))
+        best, *equal = sorted(self._grown(found, self._cost(best)), key=self._order)
+        other = equal[0] if equal else mixed if best.configuration.last == "decode" else split
+        self.best = self._predicted(replace(best, other=self._comparison(best, other)))
         return self.best
 
-    def _preferred(self, found: list[Found]) -> Found | None:
-        """Return the cheapest; of equal ones, the kind of pools that was measured."""
-        return min(found, key=lambda one: (self._cost(one), not self._measured(one)), default=None)
+    def _order(self, one: Found) -> tuple[float, bool, float]:
+        """The cheapest, of equal ones the measured kind, then that with more headroom."""
+        growth = 0.0 if one.growth is None else one.growth.rate
+        return self._cost(one), not self._measured(one), -growth
 
     def _measured(self, found: Found) -> bool:
         split = found.configuration.layout.prefill is not None
         return validation(self.inputs, split=split).num_rows > 0
 
-    def _grown(self, best: Found, found: list[Found]) -> Found:
-        """Return, of equally cheap pools that are known as well, those with more headroom."""
-        equal = [
-            one
-            for one in found
-            if self._cost(one) <= self._cost(best) and self._measured(one) == self._measured(best)
-        ]
+    def _grown(self, found: list[Found], lowest: float) -> list[Found]:
+        """Return the pools of the lowest cost; of several also how far their load may grow."""
+        equal = [one for one in found if self._cost(one) <= lowest]
         if len(equal) == 1:
-            return best
-        grown = [replace(one, growth=self._growth(one)) for one in equal]
-        return max(grown, key=lambda one: one.growth.rate if one.growth else 0.0)
-
-    def _growth(self, found: Found) -> Held:
-        rate = self.inputs.scenario.workload.requests_per_s
-        simulations = Simulations(self.models)
-        return edge(simulations, self.errors, found.configuration, above=rate)
+            return equal
+        asked = [
+            self.workers.later(_growth, self.inputs, self.models.known(each), each, self.errors)
+            for each in (one.configuration for one in equal)
+        ]
+        # The last is found here, while a worker finds another.
+        todo = zip(reversed(equal), reversed(asked), strict=True)
+        return [replace(one, growth=growth()) for one, growth in todo]
 
     def quick_split(
         self, near: Configuration | None, below: float, *, least: float
@@ -549,21 +548,20 @@ class LayoutSearch:
         pace_s, _ = bounds.steady_decode(load, max(1, int(most)) * shape.lanes)
         return pace_s
 
-    def _comparison(self, best: Found, split: Found | None, mixed: Found | None) -> str:
+    def _comparison(self, best: Found, other: Found | None) -> str:
         """Return what pools of the other kind would take; empty where they were not searched."""
         if self.inputs.scenario.search.pools != "any" or not self.candidates.mixed:
             return ""
         aggregated = best.configuration.last == "mixed"
-        kind, other = ("split pools", split) if aggregated else ("aggregated pools", mixed)
+        kind = "split pools" if aggregated else "aggregated pools"
         if other is None:
             more = "" if aggregated else " with twice as many GPUs"
             return f"{kind} do not hold the SLO{more}"
         chosen, gpus = other.configuration, other.configuration.gpus
-        if self._cost(other) > self._cost(best):
+        if other.growth is None:
             return f"{kind} need {gpus} GPUs ({chosen})"
         same = "the same" if gpus == best.configuration.gpus else "at the same cost"
-        growth = other.growth or self._growth(other)
-        factor = growth.rate / self.inputs.scenario.workload.requests_per_s
+        factor = other.growth.rate / self.inputs.scenario.workload.requests_per_s
         measured = "" if self._measured(other) else ", none measured"
         return f"{kind}: {same} {gpus} GPUs ({chosen}), headroom {factor:.2f}{measured}"
 
@@ -571,3 +569,8 @@ class LayoutSearch:
 def _quick_mixed(search: LayoutSearch, below: float) -> QuickMixed:
     found = search._mixed_below(below, quick=True)  # noqa: SLF001  (its own question)
     return None if found is None else found.configuration, search.simulations.runs
+
+
+def _growth(inputs: Inputs, steps: Steps, chosen: Configuration, errors: StepErrors) -> Held:
+    simulations = Simulations(StepModels(inputs, steps))
+    return edge(simulations, errors, chosen, above=inputs.scenario.workload.requests_per_s)

@@ -152,6 +152,9 @@ Verified = tuple["Configuration", tuple[PlanVerdict, ...]]
 Made = tuple["SloRun", Outcome | None]
 """A run, and its outcome if a prediction is read from it."""
 
+Runs = dict[object, "SloRun"]
+"""Runs by configuration, errors, requests and seed."""
+
 
 @dataclass(slots=True)
 class _Shared:
@@ -230,8 +233,9 @@ class Simulations:
         self._limits_itl = any(each.itl_s is not None for each in slos)
         self._shared = shared or _Shared(requests, workers)
         self._ahead: dict[object, Callable[[], Made]] = {}
+        self._verifying: Callable[[], Runs] | None = None
         self._arrivals: dict[tuple[int, int], Arrivals] = {}
-        self._runs: dict[object, SloRun] = {}
+        self._runs: Runs = {}
         self._predicted: dict[object, Outcome] = {}
 
     def at_rate(self, requests_per_s: float) -> Simulations:
@@ -260,7 +264,7 @@ class Simulations:
             share = requests + REPLICA_SETUP_REQUESTS * sum(chosen.replicas.values())
             if not self._shared.spent(share):
                 return None
-            made = self._ahead.pop(key, None) or partial(
+            made = self._made_ahead(key) or partial(
                 self.judged, chosen, errors, requests=requests, seed=seed
             )
             self._runs[key], outcome = made()
@@ -281,6 +285,19 @@ class Simulations:
         role = _bottleneck_role(chosen, load, outcome, tightest, own)
         return SloRun(limits=limits, role=role), outcome if seed == PREDICTION_SEED else None
 
+    def _made_ahead(self, key: object) -> Callable[[], Made] | None:
+        if self._verifying is not None:
+            runs, self._verifying = self._verifying(), None
+            self._ahead |= {at: partial(_as_made, run) for at, run in runs.items()}
+        return self._ahead.pop(key, None)
+
+    def verify_ahead(self, chosen: Configuration, errors: StepErrors) -> None:
+        """Let a free worker make the runs that verify a configuration, as far as it holds."""
+        workers = self._shared.workers
+        if workers.free and self._verifying is None:
+            steps = self.models.known(chosen)
+            self._verifying = workers.later(_verifying_runs, self.inputs, steps, chosen, errors)
+
     def _predict_ahead(self, chosen: Configuration, *, needed: bool) -> None:
         """Let a free worker make a prediction's run, which what holds is verified by, too."""
         workers, requests = self._shared.workers, self.prediction_requests(chosen)
@@ -292,7 +309,7 @@ class Simulations:
             )
 
     @property
-    def runs(self) -> dict[object, SloRun]:
+    def runs(self) -> Runs:
         """The runs so far at this rate; those of other simulations of the load may be added."""
         return self._runs
 
@@ -442,6 +459,18 @@ class Simulations:
         return max(self.run_requests(chosen, AS_PREDICTED, quick=False), VERIFY_REQUESTS)
 
 
+def _as_made(run: SloRun) -> Made:
+    return run, None
+
+
+def _verifying_runs(
+    inputs: Inputs, steps: Steps, chosen: Configuration, errors: StepErrors
+) -> Runs:
+    simulations = Simulations(StepModels(inputs, steps))
+    under_seeds(simulations, chosen, errors)
+    return simulations.runs
+
+
 def _judged(
     inputs: Inputs,
     steps: Steps,
@@ -513,6 +542,18 @@ def _bottleneck_role(
     return "prefill" if waits[PREFILL_QUEUE] >= decode_s else "decode"
 
 
+def under_seeds(
+    simulations: Simulations, chosen: Configuration, errors: StepErrors
+) -> tuple[PlanVerdict, ...]:
+    """Return the verdict under each of `SEEDS` up to the first that misses."""
+    verdicts: tuple[PlanVerdict, ...] = ()
+    for seed in SEEDS:
+        verdicts += (simulations.holds(chosen, errors, seed=seed),)
+        if not verdicts[-1].holds:
+            break
+    return verdicts
+
+
 def verified(
     simulations: Simulations, chosen: Configuration, errors: StepErrors, below: float
 ) -> Verified | None:
@@ -523,9 +564,9 @@ def verified(
         The configuration and its verdicts; `None` where it would cost *below* or more.
     """
     while cost(simulations.inputs, chosen) < below:
-        verdicts = tuple(simulations.holds(chosen, errors, seed=seed) for seed in SEEDS)
-        missed = next((each for each in verdicts if not each.holds), None)
-        if missed is None:
+        verdicts = under_seeds(simulations, chosen, errors)
+        missed = verdicts[-1]
+        if missed.holds:
             return chosen, verdicts
         if missed.exhausted or max(chosen.replicas.values()) > MAX_REPLICAS:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -106,7 +107,8 @@ class Workers:
                 mp_context=multiprocessing.get_context("fork"),
                 initializer=_begin,
             )
-        future = self._pool.submit(ask, *arguments)
+        # Pickled here and now: the pool would do it in a thread, while the asker goes on.
+        future = self._pool.submit(_answer, pickle.dumps((ask, arguments)))
         self._open.add(future)
         return future
 
@@ -131,6 +133,11 @@ class Workers:
 
 NO_WORKERS = Workers()
 """Everything in this process."""
+
+
+def _answer(question: bytes) -> Any:  # noqa: ANN401  (of any question)
+    ask, arguments = pickle.loads(question)  # noqa: S301  (this program's own)
+    return ask(*arguments)
 
 
 def _begin() -> None:

@@ -178,7 +178,7 @@ def day(
         raise NoPlan(found)
     if found.interrupted:
         raise KeyboardInterrupt("no verified plan so far")
-    plan = build_plan(inputs, found)
+    plan = build_plan(inputs, found, workers)
     pools = scaled_pools(plan)
     starts_s = np.arange(0.0, DAY_S, options.interval_s, dtype=np.float64)
     rates = profile.at(np.asarray(starts_s + options.interval_s / 2, dtype=np.float64))

@@ -88,7 +88,10 @@ def test_a_message_without_text_may_be_one_that_calls() -> None:
 )
 def test_one_wrong_item_of_many_is_enough(body: tuple[str, Body]) -> None:
     """A report of each would stop everybody else for seconds."""
-    begun_s = time.process_time()
-    with pytest.raises(RequestRefused):
-        check(*body, **LIMITS)
-    assert time.process_time() - begun_s < 0.2
+    seconds = []
+    for _ in range(3):  # the least: collecting the garbage of other tests takes most of a second
+        begun_s = time.process_time()
+        with pytest.raises(RequestRefused):
+            check(*body, **LIMITS)
+        seconds.append(time.process_time() - begun_s)
+    assert min(seconds) < 0.2

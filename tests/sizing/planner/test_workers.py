@@ -57,6 +57,16 @@ def test_answers_come_in_order_and_from_others() -> None:
         assert os.getpid() not in workers.map(_pid, range(4))
 
 
+def test_a_question_is_as_it_was_when_it_was_asked() -> None:
+    """The asker goes on, and may change what it asked about."""
+    things = list(range(200_000))
+    with Workers(1) as workers:
+        ask = workers.later(len, things)
+        for _ in range(10):
+            things.append(0)
+        assert ask() == 200_000
+
+
 def test_what_a_worker_refuses_is_said_as_here() -> None:
     error = InputError("a key", 3, "an even number", "take 4")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301  (our own)
