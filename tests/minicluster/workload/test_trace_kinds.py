@@ -135,6 +135,8 @@ def nested(id_key: str, parent_key: str, none: str | None) -> str:
 
 READ = {
     "Zipkin": (nested("id", "parentId", None), 0.5, "dates"),
+    "Langfuse's calls in calls": (nested("id", "parentObservationId", None), 0.5, "dates"),
+    "LangSmith": (nested("id", "parent_run_id", None), 0.5, "dates"),
     "Datadog's zero above": (nested("span_id", "parent_id", "0"), 0.5, "dates"),
     "seconds of no unit": (logged([0, 1, 2]), 1.0, "seconds, the only unit in which the rate"),
     "nginx's request_time": (logged(DATES[:3], request_time=0.5), 1.0, "dates"),
@@ -144,6 +146,11 @@ READ = {
         ),
         1.0,
         "the endpoint's access log: dates",
+    ),
+    "seconds of something else": (
+        logged(["2026-01-01 00:00:00 UTC", DATES[4]], seconds=3.0),
+        0.25,
+        "a log: dates",
     ),
     "one answer, one audio of none": (
         logged(DATES[:3], choices=[{"message": {"audio": None}}], num_audio=0, image="a/b:1.2"),
@@ -164,6 +171,11 @@ READ = {
         for unit, per_s in (("milli", 10**3), ("micro", 10**6), ("nano", 10**9))
     },
     "seconds since 1970": (logged([EPOCH_S + n for n in range(3)], key="ts"), 1.0, "seconds since"),
+    "a number as text": (
+        logged([str(EPOCH_S * 1000 + 2000 * n) for n in range(3)]),
+        0.5,
+        "milliseconds",
+    ),
     "a unit in the key": (
         logged([0, 2000, 4000], key="arrival_time_ms"),
         0.5,
@@ -174,9 +186,16 @@ READ = {
         0.25,
         "milliseconds",
     ),
+    "CSV of floats": (
+        f"ts,input_tokens,output_tokens\n{EPOCH_S},500.0,60.0\n{EPOCH_S + 2},500,60\n",
+        0.5,
+        "1970",
+    ),
     "Bailian": (mooncake(3.0, 16, **CHAT), 1 / 3, "Qwen-Bailian: seconds, blocks of 16"),
+    "Bailian without ids": (mooncake(3.0, None, **CHAT), 1 / 3, "Qwen-Bailian: seconds"),
     "Mooncake": (mooncake(500.0, 512), 2.0, "Mooncake: milliseconds, blocks of 512"),
     "blocks of 64": (mooncake(500.0, 64), 2.0, "Mooncake: milliseconds, blocks of 64"),
+    "Mooncake, too slow for seconds": (mooncake(4000.0, None), 0.25, "Mooncake: milliseconds"),
     "Mooncake's keys since 1970": (
         lines(
             *(
@@ -230,6 +249,11 @@ READ = {
         0.25,
         "Vidur: seconds",
     ),
+    "tabs between cells": (
+        "arrival_time_ns\tinput_toks\toutput_toks\n0\t500\t60\n4000000000\t500\t60\n",
+        0.25,
+        "nano",
+    ),
     "OpenInference": (
         lines(
             *(
@@ -247,6 +271,7 @@ READ = {
     "LiteLLM": (LITELLM, 1.0, "dates"),
     "OpenAI's answers": (OPENAI, 1.0, "seconds since"),
     "Dynamo's request trace": (DYNAMO, 1.0, "milliseconds since"),
+    "a page of an API": (json.dumps({"data": LANGFUSE}), 1.0, "dates"),
 }
 
 
@@ -275,24 +300,61 @@ REFUSED = {
         mooncake(3.0, None),
         "as seconds 0.3333 requests/s over 21 s; as milliseconds 333.3",
     ),
+    "seconds and blocks of Bailian without its keys": (
+        mooncake(3.0, 16),
+        "as seconds 0.3333 requests/s over 21 s; as milliseconds 333.3",
+    ),
+    "blocks of 64, and a rate of both": (mooncake(100.0, 64), "as milliseconds 10 requests/s"),
     "seconds and Mooncake's blocks": (mooncake(3.0, 512), "as milliseconds 333.3 requests/s"),
+    "milliseconds under Bailian's keys": (mooncake(3000.0, 16, **CHAT), "as milliseconds 0.333"),
     "a date in seconds under Mooncake's keys": (
         lines({"timestamp": EPOCH_S, "input_length": 5, "output_length": 5}),
         "2026-01-01 in seconds since 1970",
     ),
+    "a date in seconds under a key of milliseconds": (
+        logged([EPOCH_S], key="timestamp_ms"),
+        "2026-01-01",
+    ),
     "numbers without a unit": (logged([0, 50, 100]), "as milliseconds"),
+    "microseconds without a unit": (
+        logged([n * 200_000 for n in range(9)]),
+        "as milliseconds 0.005 requests/s over 1,600 s; as microseconds 5",
+    ),
+    "nanoseconds without a unit": (logged([n * 10**9 for n in range(9)]), "as nanoseconds 1 req"),
+    "six an hour, or many": (logged([n * 600 for n in range(9)]), "as milliseconds 1.667"),
     "times that do not ascend": (logged([0, 2, 1, 3]), "as seconds 1 requests/s over 3 s"),
+    "dates as numbers": (
+        logged([20260101120000 + 3 * n for n in range(9)]),
+        "as seconds 0.3333",
+    ),
     "days": (logged(["2026-01-01", "2026-01-02"]), "one whose time is 2026-01-01"),
+    "a duration for a time": (
+        lines({"request_time": 0.5, "prompt_tokens": 5, "output_tokens": 5}),
+        "without a time",
+    ),
+    "zero, and then a date": (logged([0, EPOCH_S, EPOCH_S + 1]), "as seconds"),
     "OpenAI's usage by the hour": (logged([EPOCH_S], num_model_requests=50), "num_model_requests"),
+    "a day of LiteLLM": (logged(DATES[:1], api_requests=9), "api_requests is 9"),
     "two choices": (logged(DATES[:1], choices=[{"index": 0}, {"index": 1}]), "choices is"),
+    "Gemini's thoughts": (
+        logged(DATES[:1], usageMetadata={"thoughtsTokenCount": 900}),
+        "thoughtsTokenCount is 900",
+    ),
+    "Gemini's modalities": (
+        logged(DATES[:1], promptTokensDetails=[{"modality": "IMAGE", "tokenCount": 258}]),
+        "modality is 'IMAGE'",
+    ),
     "modalities": (logged(DATES[:1], modalities=["text", "audio"]), "modalities is"),
+    "a transcription": (logged(DATES[:1], call_type="atranscription"), "call_type is"),
     "a row after others": (logged(DATES[:1], start_after=["r"]), "start_after is"),
     "messages with an image": (logged(DATES[:1], messages=IMAGE), "type is 'image_url'"),
+    "the same as text": (logged(DATES[:1], messages=json.dumps(IMAGE)), "type is 'image_url'"),
     "turns of a conversation": (logged(DATES[:1], conversation_id="c", delay=5), "delay is 5"),
     "an answer in parts": (
         logged(DATES[:1], request_id="r") + logged(DATES[1:2], request_id="r", output_tokens=61),
         ":2: request_id is 'r'",
     ),
+    "a line twice": (logged([DATES[0]] * 2, id="r"), ":2: id is 'r'"),
     "a column twice": (
         "time,prompt_tokens,prompt_tokens,output_tokens\n2026-01-01T00:00:00Z,5,600,7\n",
         "prompt_tokens is two columns",
@@ -303,8 +365,18 @@ REFUSED = {
     ),
     "numbers of two units": (logged([EPOCH_S, EPOCH_S * 1000]), "one whose time is 1767225600000"),
     "a date after numbers": (logged([EPOCH_S, "2026-01-01T00:00:00"]), ":2 "),
+    "milliseconds under BurstGPT's columns": (
+        BURST3.replace("Session ID,Elapsed time,", "") + "0,m,5,5,10,a\n3000,m,5,5,10,a\n",
+        "as milliseconds 0.333",
+    ),
+    "a row that depends on another": (logged([EPOCH_S], depends_on=["a"]), "depends_on"),
     "turns with a delay": (logged([EPOCH_S], session_id="s", delay_ms=0), "delay_ms"),
+    "a parent under Mooncake's keys": (
+        mooncake(500.0, 512, parent_request_id="r"),
+        "parent_request_id",
+    ),
     "images": (logged([EPOCH_S], num_images=2), "num_images is 2"),
+    "images in a list": (logged([EPOCH_S], images=["a.png"]), "images is"),
     "audio": (
         logged([EPOCH_S], usage={"prompt_tokens_details": {"audio_tokens": 7}}),
         "audio_tokens",
@@ -323,6 +395,10 @@ REFUSED = {
     "two counts": (
         logged([EPOCH_S], usage={"prompt_tokens": 400}),
         "what usage.prompt_tokens says, which is 400",
+    ),
+    "one request on two lines": (
+        logged([EPOCH_S, EPOCH_S + 1], request_id="r"),
+        ":2: request_id is 'r'",
     ),
     "two tokenizers": (
         logged(DATES[:1], native_tokens_prompt=6),
