@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ ProfileFile = Annotated[
 ]
 
 
-@partial(study, jobs=False)
+@study
 def capacity(
     asked: StudyOptions,
     gpus: Annotated[
@@ -48,15 +47,22 @@ def capacity(
 ) -> None:
     """Find the highest rate, and the users, that so many GPUs carry within the SLO."""
     from sizing.planner.studies import capacity as capacities
+    from sizing.planner.workers import Workers
     from sizing.report.questions import capacity_sections
 
     inputs = asked.load()
     counts = [] if gpus is None else parse_gpus(gpus)
     if usd_per_hour is not None:
         counts.append(capacities.gpus_for_usd(inputs, usd_per_hour))
-    with naming(asked.scenario), progress("searching rates") as told:
+    with (
+        naming(asked.scenario),
+        progress("searching rates") as told,
+        Workers.beside(asked.jobs) as workers,
+    ):
         counts = counts or [capacities.gpus_within_budgets(inputs)]
-        found = capacities.capacity(inputs, counts, think_s=think_seconds, progress=told)
+        found = capacities.capacity(
+            inputs, counts, think_s=think_seconds, workers=workers, progress=told
+        )
     asked.answer("capacity", asdict(found), capacity_sections(found))
     asked.leave(
         found=any(each.requests_per_s for each in found.points),

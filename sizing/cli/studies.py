@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from sizing.planner.studies.grid import GridCase, Swept
     from sizing.planner.studies.pareto import DesignPoint, Front
     from sizing.planner.studies.result import StudyResult
+    from sizing.planner.workers import Workers
 
 SLICING = re.compile(r"TP([1-9]\d{0,5})(?:xPP([1-9]\d{0,5}))?", re.IGNORECASE)
 LENGTHS = "32768,65536,100000,131072"
@@ -216,7 +216,7 @@ def sweep(
 # --- pareto
 
 
-@partial(study, jobs=False)
+@study
 def pareto(
     asked: StudyOptions,
     by: Annotated[
@@ -227,6 +227,7 @@ def pareto(
     from sizing.planner.studies.cost import require_price
     from sizing.planner.studies.pareto import fronts, iter_design_points, sort_design_points
     from sizing.planner.studies.result import OBJECTIVES
+    from sizing.planner.workers import Workers
     from sizing.report.study import pareto_sections
 
     one_of(OBJECTIVES, **{"--by": by})
@@ -235,10 +236,14 @@ def pareto(
         require_price(inputs, name)
     found: list[DesignPoint] = []
     stopped = False
-    with naming(name), talk.status("forecasting configurations"):
+    with (
+        naming(name),
+        talk.status("forecasting configurations"),
+        Workers.instead(asked.jobs) as workers,
+    ):
         try:
-            planned, own = _with_plan(inputs)
-            found.extend(iter_design_points(planned, own))
+            planned, own = _with_plan(inputs, workers)
+            found.extend(iter_design_points(planned, own, workers))
         except KeyboardInterrupt:
             if not found:
                 raise
@@ -251,13 +256,13 @@ def pareto(
     asked.leave(found=True, stopped=stopped, so_far="the configurations so far")
 
 
-def _with_plan(inputs: Inputs) -> tuple[Inputs, Configuration | None]:
+def _with_plan(inputs: Inputs, workers: Workers) -> tuple[Inputs, Configuration | None]:
     """Return a scenario at the rate that is planned for, and its plan; of users there has to be."""
     from sizing.planner.configuration import Configuration, with_load
     from sizing.planner.plan import NoPlan, plan
 
     try:
-        found = plan(inputs)
+        found = plan(inputs, workers=workers)
     except NoPlan:
         if inputs.scenario.workload.has_users:
             raise

@@ -66,13 +66,8 @@ class StudyOptions:
             raise typer.Exit(Exit.NEGATIVE)
 
 
-def study(command: Callable[..., None], *, jobs: bool = True) -> Callable[..., None]:
-    """
-    Give a command the options of `StudyOptions`, in place of its first parameter.
-
-    Args:
-        jobs: whether it has `--jobs`: its simulations do not all wait for each other.
-    """
+def study(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `StudyOptions`, in place of its first parameter."""
     hints = get_type_hints(StudyOptions, include_extras=True)
     first, *others = [
         inspect.Parameter(
@@ -82,7 +77,6 @@ def study(command: Callable[..., None], *, jobs: bool = True) -> Callable[..., N
             annotation=hints[key.name],
         )
         for key in fields(StudyOptions)
-        if jobs or key.name != "jobs"
     ]
     own = [
         option.replace(kind=inspect.Parameter.KEYWORD_ONLY)

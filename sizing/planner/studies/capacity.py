@@ -25,6 +25,7 @@ from sizing.planner.simulated_check import Held, Simulations
 from sizing.planner.step_models import utilisations
 from sizing.planner.studies.cost import Running, require_price, running_of
 from sizing.planner.studies.defaults import THINK_S
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,6 +101,7 @@ def capacity(
     gpus: Sequence[int],
     *,
     think_s: float | None = None,
+    workers: Workers = NO_WORKERS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Capacity:
     """
@@ -120,6 +122,7 @@ def capacity(
         gpus: numbers of GPUs, spare replicas included.
         think_s: seconds between an answer and the same user's next request; absent: those of the
             load's users, else 10.
+        workers: processes beside this one; they do not change the rates.
         progress: is told how many of the numbers are done, and of how many.
 
     Raises:
@@ -139,7 +142,7 @@ def capacity(
         )
     if think_s is not None and not 0 <= think_s < np.inf:
         raise InputError("--think-seconds", think_s, "seconds, 0 or more")
-    kinds = _kinds(inputs, think_s)
+    kinds = _kinds(inputs, think_s, workers)
     points: list[CapacityPoint] = []
     try:
         for count in counts:
@@ -174,14 +177,14 @@ def _think_s(inputs: Inputs, asked: float | None) -> float:
     return thinking / load.requests_per_s
 
 
-def _kinds(inputs: Inputs, think_s: float | None) -> list[_Pools | _OwnPools]:
+def _kinds(inputs: Inputs, think_s: float | None, workers: Workers) -> list[_Pools | _OwnPools]:
     """Return the pools that a scenario asks for: shared ones, own ones of its classes, or both."""
     wanted, classes = inputs.scenario.search.class_pools, len(inputs.scenario.workload.classes)
     found: list[_Pools | _OwnPools] = []
     if wanted != "own" or classes <= 1:
-        found.append(_Pools(inputs, think_s))
+        found.append(_Pools(inputs, think_s, workers))
     if wanted != "shared" and classes > 1:
-        found.append(_OwnPools(inputs, think_s))
+        found.append(_OwnPools(inputs, think_s, workers))
     return found
 
 
@@ -226,7 +229,7 @@ class Growth:
 
     def __init__(self, search: LayoutSearch) -> None:
         self.search, self.errors = search, search.errors
-        self.simulations = Simulations(search.models)
+        self.simulations = Simulations(search.models, workers=search.workers)
 
     def highest(self, limit: float) -> Held | None:
         """
@@ -296,9 +299,9 @@ class Growth:
 class _Pools:
     """The highest rate of one load by the number of GPUs; a rate that was found is kept."""
 
-    def __init__(self, inputs: Inputs, think_s: float | None) -> None:
+    def __init__(self, inputs: Inputs, think_s: float | None, workers: Workers) -> None:
         self.inputs, self.think_s = with_search(inputs, objective="gpus"), _think_s(inputs, think_s)
-        self.search = LayoutSearch(self.inputs)
+        self.search = LayoutSearch(self.inputs, workers=workers)
         self.known: dict[int, Held | None] = {}
 
     def highest(self, gpus: int) -> Held | None:
@@ -353,10 +356,12 @@ class _Pools:
 class _OwnPools:
     """The highest rate of classes on separate pools; each class keeps its share of the load."""
 
-    def __init__(self, inputs: Inputs, think_s: float | None) -> None:
+    def __init__(self, inputs: Inputs, think_s: float | None, workers: Workers) -> None:
         load = inputs.scenario.workload
         self.inputs = inputs
-        self.pools = {name: _Pools(each, think_s) for name, each in own_inputs(inputs).items()}
+        self.pools = {
+            name: _Pools(each, think_s, workers) for name, each in own_inputs(inputs).items()
+        }
         self.shares = {each.name: each.requests_per_s / load.requests_per_s for each in load.parts}
         self.needs = dict.fromkeys(self.pools, 1.0)
 

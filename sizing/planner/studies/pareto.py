@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from sizing.planner.layout import profile_rule
 from sizing.planner.predict import prediction_of, slo_misses
 from sizing.planner.simulated_check import Simulations
 from sizing.planner.step_models import StepModels, utilisations
+from sizing.planner.workers import NO_WORKERS, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -79,12 +80,15 @@ def sort_design_points(points: Iterable[DesignPoint]) -> tuple[DesignPoint, ...]
     return tuple(sorted(distinct.values(), key=lambda one: (one.gpus, one.ttft_s, one.tpot_s)))
 
 
-def iter_design_points(inputs: Inputs, own: Configuration | None = None) -> Iterator[DesignPoint]:
+def iter_design_points(
+    inputs: Inputs, own: Configuration | None = None, workers: Workers = NO_WORKERS
+) -> Iterator[DesignPoint]:
     """
     Simulate every legal layout, split and aggregated, at several batch limits and utilisations.
 
     Args:
         own: configuration of the scenario's plan, the first point.
+        workers: processes that simulate; they do not change the points.
 
     Raises:
         InputError: the scenario cannot be planned at all.
@@ -92,17 +96,25 @@ def iter_design_points(inputs: Inputs, own: Configuration | None = None) -> Iter
     Ignores:
         The budget `cluster.max_gpus`.
     """
-    seen: set[Configuration] = set()
-    models = StepModels(inputs)
-    simulations = Simulations(models)
-    candidates = list_candidates(models, AS_PREDICTED)
-    smallest = (*candidates.split, *candidates.mixed)
-    sized = chain.from_iterable(_sizes(models, one) for one in smallest)
-    for chosen in chain([] if own is None else [own], sized):
-        point = None if chosen in seen else _design_point(simulations, chosen)
-        seen.add(chosen)
-        if point is not None:
-            yield point
+    candidates = list_candidates(StepModels(inputs), AS_PREDICTED)
+    asked = [] if own is None else [_Sizes(inputs, own, exactly=True)]
+    asked += [_Sizes(inputs, one) for one in (*candidates.split, *candidates.mixed)]
+    yield from chain.from_iterable(workers.map(_simulated, asked))
+
+
+class _Sizes(NamedTuple):
+    """The smallest configuration of a layout, or the one that is *exactly* asked for."""
+
+    inputs: Inputs
+    one: Configuration
+    exactly: bool = False
+
+
+def _simulated(asked: _Sizes) -> list[DesignPoint]:
+    simulations = Simulations(StepModels(asked.inputs))
+    sizes = [asked.one] if asked.exactly else _sizes(simulations.models, asked.one)
+    points = (_design_point(simulations, size) for size in dict.fromkeys(sizes))
+    return [point for point in points if point is not None]
 
 
 def _sizes(models: StepModels, smallest: Configuration) -> Iterator[Configuration]:
