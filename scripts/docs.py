@@ -206,7 +206,7 @@ def _measured_here() -> dict[str, Any]:
         facts: dict[str, Any] = {"model": row.model, "isl": row.isl, "osl": row.osl}
         for name in ("ttft", "tpot"):
             measured_s, value_s = (getattr(of, f"{name}_s") for of in (row, predicted))
-            around = intervals.around(value_s, name, predicted.path)
+            around = intervals.around(value_s, name, predicted.labels)
             facts[name] = (measured_s, value_s, value_s / measured_s - 1)
             facts[f"{name}_inside"] = bool(around and around.low_s <= measured_s <= around.high_s)
         rows.append({"users": round(row.amount), **facts})

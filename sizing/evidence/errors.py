@@ -97,8 +97,7 @@ def residuals(verdicts: Iterable[RowVerdict]) -> list[RowResidual]:
                         predicted_s=predicted_s,
                         log_ratio=math.log(measured_s / predicted_s),
                         source=row.source,
-                        path=answer.path,
-                        stand_in=answer.stand_in,
+                        labels=answer.labels,
                         row_class=class_of(row),
                     )
                 )

@@ -16,7 +16,7 @@ from minicluster.config import parse, read_json
 from minicluster.specs.checks import Spec
 from sizing.catalog import configs, find_gpu
 from sizing.evidence.errors import SliceErrors, residuals, slices, summarise
-from sizing.evidence.interval_fit import FOLDS, QUANTITIES, RowResidual, fit_intervals, folds
+from sizing.evidence.interval_fit import QUANTITIES, RowResidual, fit_intervals, folds
 from sizing.planner.intervals import FILE, Intervals, Residuals, Support
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from sizing.evidence.prediction import RowVerdict
 
+FOLDS = 10
+"""Parts into which configurations are divided, each of which is judged by the others."""
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
 LIMITS_A_DECADE = 24
 """SLO limits per factor of ten at which claims are checked: neighbours differ by 10 %."""
@@ -103,7 +105,7 @@ def read_evidence() -> Evidence:
     path = configs() / FILE
     if not path.exists():
         return Evidence(
-            date="", errors=(), coverage=(), claims=(), centres=(), spreads=(), support=()
+            date="", errors=(), coverage=(), claims=(), groups=(), variances=(), support=()
         )
     raw = read_json(path, "what `sizing validate --evidence` writes")
     return parse(Evidence, raw, place=FILE)
@@ -123,8 +125,8 @@ def evidence_of(
         errors=slices(verdicts),
         coverage=found.coverages,
         claims=found.claims,
-        centres=tuple(made.centres.values()),
-        spreads=tuple(made.spreads.values()),
+        groups=made.groups,
+        variances=made.variances,
         support=_support(verdicts),
         left_out=tuple(left_out),
     )
@@ -174,7 +176,7 @@ def tried(residuals: Sequence[RowResidual]) -> Tried:
     """Cross-fit: every configuration is judged by quantiles of the others."""
     inside: dict[tuple[str, str], list[tuple[bool, float]]] = defaultdict(list)
     right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = defaultdict(list)
-    held_out = _cross_fitted(residuals, FOLDS, lambda each: each.path.configuration)
+    held_out = _cross_fitted(residuals, FOLDS, lambda each: each.labels.configuration)
     for made, each, is_inside, width in held_out:
         for source in ("all", each.source):
             inside[source, each.quantity].append((is_inside, width))
@@ -208,7 +210,7 @@ def tried(residuals: Sequence[RowResidual]) -> Tried:
 def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[bool, bool]]]:
     """Yield whether the claim of each confidence is right: at the lowest limit, at the bound."""
     for confidence in CONFIDENCES:
-        factor = made.bound(each.quantity, each.path, confidence, stand_in=each.stand_in)
+        factor = made.bound(each.quantity, each.labels, confidence)
         if factor is not None:
             bound_s = factor * each.predicted_s
             limit_s = 10 ** (math.ceil(math.log10(bound_s) * LIMITS_A_DECADE) / LIMITS_A_DECADE)
@@ -217,9 +219,9 @@ def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[b
 
 
 GROUP_OF: dict[str, Callable[[RowResidual], str]] = {
-    "family": lambda each: each.path.family,
-    "engine": lambda each: each.path.engine,
-    "gpu": lambda each: each.path.generation,
+    "family": lambda each: each.labels.family,
+    "engine": lambda each: each.labels.engine,
+    "gpu": lambda each: each.labels.generation,
     "source": lambda each: each.source,
 }
 """What a row belongs to, for each of `SPLITS`."""
@@ -291,7 +293,7 @@ def _cross_fitted(
     for train, test in folds(residuals, count, key):
         made = fit_intervals(train)
         for each in test:
-            found = made.around(1.0, each.quantity, each.path, stand_in=each.stand_in)
+            found = made.around(1.0, each.quantity, each.labels)
             if found is not None:
                 is_inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
                 yield made, each, is_inside, found.high_s - found.low_s

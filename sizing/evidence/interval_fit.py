@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.planner.intervals import (
-    DEPTHS,
-    DISTANCES,
     HIGH,
     LEVELS,
-    Centre,
+    PRIOR_FREEDOM,
+    ROW_FREEDOM,
+    Group,
+    GroupEffects,
     Intervals,
+    KindErrors,
     Labels,
-    Spread,
-    groups_of,
+    Variances,
+    at,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 T = TypeVar("T")
 
 QUANTITIES = ("ttft", "tpot")
-NEAR = 1
-"""Farthest distance at which the same model was measured with the same engine and GPUs."""
-OTHERS = 20.0
-"""Rows as which other kinds of load count, at most, in the spread of one kind."""
-LEAST_LOG = 0.005
-"""Errors below 0.5 % are chance: no kind of load is scaled by less."""
-FOLDS = 10
-ROW_FOLDS = 4
+SIZE = 0.68
+"""Share of the rows whose errors are below the size of errors: one standard deviation."""
+FARTHEST = 3.0
+"""Sizes by which an error counts at most: beyond, a row is probably mislabelled."""
+SCALE_ROWS = 20
+"""Rows as which those of all kinds of load count in the size of one kind's errors."""
+SCALE_FAMILIES = 2.0
+"""Families as which all kinds of load count in how far apart the groups of one kind are."""
+FIRST = 0.1
+"""Standard deviation between groups that a level has in sizes of all errors before any row."""
+PRIOR_ROWS = 4.0
+"""Rows as which the other kinds of load count in the variance of rows around their groups."""
+SCHEMES = (("configuration",), ("family",), ("gpu",), ("engine",), ("engine", "version"))
+"""Labels of what is left out in turn to see how far off intervals are."""
+ROUNDS = 30
+"""Of expectation and maximisation: figures then change by less than 1 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,6 @@ class RowResidual:
 
     Attributes:
         log_ratio: ln(measured / predicted).
-        stand_in: predicted with the constants of another version of the engine.
         row_class: of the row: what `class_of` names.
     """
 
@@ -50,8 +61,7 @@ class RowResidual:
     predicted_s: float
     log_ratio: float
     source: str
-    path: Labels
-    stand_in: bool = False
+    labels: Labels
     row_class: str = ""
 
 
@@ -59,178 +69,186 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     """
     Make intervals of residuals (docs/model.md, eq. V5).
 
-        centre of a group = z mean of its subgroups + (1 - z) centre of the larger group
-        spread at a distance = quantiles of |row - centre that it gets when it is left out|
+        error of a row = sum over levels of the effect of its group + its own
+        variance of a level = (2 mean of all kinds of load + squares of its effects) / (2 + groups)
+        interval = mean + Student's t of the variances of what is left, times a factor with which
+            80 % of left-out rows are inside
 
     Args:
         residuals: of rows that nothing shipped was fitted on.
 
-    Source: hierarchical credibility (Jewell 1975) for the centres; cross-conformal prediction
-        (Vovk 2015), leaving out groups, for the spreads, which isotonic regression (Barlow et al.
-        1972) keeps from getting narrower with the distance.
+    Source: variance components by expectation and maximisation (Dempster, Laird, Rubin 1977) with
+        an inverse chi-squared prior of 2 degrees of freedom that the kinds of load share; rows with
+        Student's t errors by weights (Lange, Little, Taylor 1989).
 
     Ignores that rows far above and far below their centre are not equally frequent.
     """
-    centres: dict[str, Centre] = {}
-    spreads: dict[tuple[str, str, int], Spread] = {}
+    groups: list[Group] = []
+    variances: list[Variances] = []
     every = list(residuals)
     for quantity in QUANTITIES:
         # Sums in one order give the same figures for the same rows.
         rows = [each for each in every if each.quantity == quantity]
-        rows.sort(key=lambda each: (each.path, each.log_ratio, each.predicted_s))
+        rows.sort(key=lambda each: (each.labels, each.log_ratio, each.predicted_s))
         if rows:
-            table = _Table(rows)
-            centres |= table.centres()
-            spreads |= _spreads(rows, table.misses())
-    return Intervals(centres=centres, spreads=spreads)
+            fit = _Fit(rows)
+            fit.run()
+            own = fit.groups(quantity)
+            groups += own
+            variances += _calibrated(own, fit.variances(quantity), rows)
+    return Intervals(tuple(groups), tuple(variances))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Misses:
-    """Left-out rows: kind of load, distance of the nearest other row, distance from its centre."""
+def _calibrated(
+    groups: Sequence[Group], variances: Sequence[Variances], rows: Sequence[RowResidual]
+) -> list[Variances]:
+    """Scale the variances so that 80 % of rows are inside whichever of `SCHEMES` is left out."""
+    logs: dict[Labels, list[float]] = {}
+    for each in rows:
+        logs.setdefault(each.labels, []).append(each.log_ratio)
+    needed = {
+        kind.kind: [
+            _needed([each for each in groups if each.labels.kind == kind.kind], kind, scheme, logs)
+            for scheme in SCHEMES
+        ]
+        for kind in variances
+    }
+    every = _widest([sum(schemes, []) for schemes in zip(*needed.values(), strict=True)]) or 1.0
+    found = []
+    for kind in variances:
+        families = len({each.labels.family for each in groups if each.labels.kind == kind.kind})
+        share = families / (families + SCALE_FAMILIES)
+        scale = (_widest(needed[kind.kind]) or every) ** share * every ** (1 - share)
+        levels = tuple(scale**2 * each for each in kind.levels)
+        found.append(replace(kind, levels=levels, rows=scale**2 * kind.rows))
+    return found
 
-    kinds: NDArray[np.str_]
-    distances: NDArray[np.int64]
-    logs: NDArray[np.float64]
+
+def _widest(schemes: Sequence[Sequence[float]]) -> float:
+    """Return the multiple of intervals that has 80 % inside in the worst scheme; 0 without rows."""
+    return max((float(np.quantile(each, 2 * HIGH - 1)) for each in schemes if each), default=0.0)
 
 
-class _Table:
-    """Rows of one quantity, with the number of each group that a row is in."""
+def _needed(
+    groups: Sequence[Group],
+    variances: Variances,
+    scheme: tuple[str, ...],
+    logs: Mapping[Labels, Sequence[float]],
+) -> list[float]:
+    """Return the multiple of its interval that each row of one kind needs when it is left out."""
+    found: list[float] = []
+    for key in sorted({at(each.labels, scheme) for each in groups}):
+        rest = [each for each in groups if at(each.labels, scheme) != key]
+        errors = KindErrors(rest, variances) if rest else None
+        for left_out in groups if errors else ():
+            if errors and at(left_out.labels, scheme) == key:
+                error = errors.error(left_out.labels)
+                found += [error.needed(log) / error.above(HIGH) for log in logs[left_out.labels]]
+    return found
+
+
+class _Kind:
+    """The rows of one kind of load, and what is known of their variances so far."""
+
+    def __init__(self, rows: Sequence[RowResidual], all_size: float) -> None:
+        logs = np.array([each.log_ratio for each in rows])
+        families = len({each.labels.family for each in rows})
+        share = families / (families + SCALE_FAMILIES)
+        size = math.sqrt(
+            (len(rows) * _size(logs) ** 2 + SCALE_ROWS * all_size**2) / (len(rows) + SCALE_ROWS)
+        )
+        self.scale = (size / all_size) ** share
+        """Size of the kind's errors over that of all, as far as its families show it."""
+        self.logs = np.clip(logs, -FARTHEST * size, FARTHEST * size)
+        self.labels = list(dict.fromkeys(each.labels for each in rows))
+        number = {each: at for at, each in enumerate(self.labels)}
+        self.group = np.array([number[each.labels] for each in rows])
+        self.effects = GroupEffects(self.labels)
+        self.weights = np.ones(len(rows))
+        self.levels = np.full(len(LEVELS), 0.3 * size**2)
+        self.rows = 0.4 * size**2
+        self.squares = np.zeros(len(LEVELS))
+        self.row_squares = 0.0
+
+    @property
+    def group_weights(self) -> NDArray[np.float64]:
+        return np.bincount(self.group, self.weights).astype(np.float64)
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        return np.bincount(self.group, self.weights * self.logs) / self.group_weights
+
+    def expect(self) -> None:
+        """Find the expected squares of all effects, and how far off each row is."""
+        covariance, inverse, solved = self.effects.solve(
+            self.levels, self.rows / self.group_weights, self.means
+        )
+        shared = self.effects.shared
+        found = np.einsum("i,lij,j->l", solved, shared, solved)
+        unknown = np.tensordot(shared, inverse, 2)
+        left = self.levels * self.effects.counts - self.levels**2 * unknown
+        self.squares = self.levels**2 * found + np.maximum(left, 0.0)
+        spread = np.diag(covariance - covariance @ inverse @ covariance)
+        squares = (self.logs - (covariance @ solved)[self.group]) ** 2 + spread[self.group]
+        self.weights = (ROW_FREEDOM + 1) / (ROW_FREEDOM + squares / self.rows)
+        self.row_squares = float((self.weights * squares).sum())
+
+
+class _Fit:
+    """The variances of one quantity, those of each kind of load near those of all."""
 
     def __init__(self, rows: Sequence[RowResidual]) -> None:
-        self.rows = rows
-        self.names: dict[str, int] = {}
-        groups = [groups_of(each.quantity, each.path) for each in rows]
-        self.ids = np.array(
-            [[self.names.setdefault(n, len(self.names)) for n in names] for names in groups]
-        )
-        self.logs = np.array([each.log_ratio for each in rows])
+        self.size = _size(np.array([each.log_ratio for each in rows]))
+        by_kind: dict[str, list[RowResidual]] = {}
+        for each in rows:
+            by_kind.setdefault(each.labels.kind, []).append(each)
+        self.kinds = {name: _Kind(own, self.size) for name, own in by_kind.items()}
+        self.levels, self.rows = np.zeros(len(LEVELS)), 0.0
 
-    def centres(self) -> dict[str, Centre]:
-        """Return the centre of every group."""
-        logs = _centre_logs(self.ids, self.logs)
-        counts = np.bincount(self.ids.ravel())
-        return {
-            name: Centre(path=name, rows=int(counts[number]), log=logs[number])
-            for name, number in self.names.items()
-        }
+    def run(self) -> None:
+        for _ in range(ROUNDS):
+            for kind in self.kinds.values():
+                kind.expect()
+            self._maximise()
 
-    def misses(self) -> _Misses:
-        """Leave out groups of each of `SCHEMES` in turn, and see how far off their centres are."""
-        found: list[tuple[str, int, float]] = []
-        for scheme in SCHEMES:
-            keys = np.array([scheme(place, each) for place, each in enumerate(self.rows)])
-            for key in np.unique(keys):
-                rest = keys != key
-                centres = _centre_logs(self.ids[rest], self.logs[rest])
-                for place in np.flatnonzero(~rest).tolist():
-                    distance, log = _nearest_log(centres, self.ids[place])
-                    found.append(
-                        (self.rows[place].path.kind, distance, abs(self.logs[place] - log))
-                    )
-        kinds, distances, logs = zip(*found, strict=True)
-        return _Misses(kinds=np.array(kinds), distances=np.array(distances), logs=np.array(logs))
+    def _maximise(self) -> None:
+        kinds = self.kinds.values()
+        squares = sum(kind.squares / kind.scale**2 for kind in kinds)
+        counts = sum(kind.effects.counts for kind in kinds)
+        first = PRIOR_FREEDOM * (FIRST * self.size) ** 2
+        self.levels = (squares + first) / (counts + PRIOR_FREEDOM)
+        total = sum(len(kind.logs) for kind in kinds)
+        self.rows = sum(kind.row_squares / kind.scale**2 for kind in kinds) / total
+        for kind in kinds:
+            prior = PRIOR_FREEDOM * kind.scale**2 * self.levels
+            kind.levels = (prior + kind.squares) / (PRIOR_FREEDOM + kind.effects.counts)
+            prior_rows = PRIOR_ROWS * kind.scale**2 * self.rows
+            kind.rows = (prior_rows + kind.row_squares) / (PRIOR_ROWS + len(kind.logs))
 
-
-SCHEMES: tuple[Callable[[int, RowResidual], str], ...] = (
-    lambda place, _: str(place % ROW_FOLDS),
-    lambda _, each: each.path.configuration,
-    lambda _, each: f"{each.path.engine}/{each.path.shape}",
-    lambda _, each: each.path.generation,
-    lambda _, each: each.path.family,
-    lambda _, each: each.path.engine,
-)
-"""What is left out in turn to see rows from each distance."""
-
-
-def _centre_logs(ids: NDArray[np.int64], logs: NDArray[np.float64]) -> dict[int, float]:
-    """
-    Return the centre of every group by its number, that of no group zero.
-
-    Groups are as different from each other as their members are, so that a mean of n members
-    weighs n / (n + 1): means from fine to coarse, then centres from coarse to fine.
-    """
-    means, weights, levels = logs, np.full(len(logs), 0.5), []
-    for depth in reversed(range(len(DEPTHS))):
-        _, first, place = np.unique(ids[:, depth], return_index=True, return_inverse=True)
-        total = np.bincount(place, weights)
-        means = np.bincount(place, weights * means) / total
-        weights, ids = total / (total + 1), ids[first]
-        levels.append((ids, means, weights))
-    found: dict[int, float] = {}
-    for depth, (groups, mean, share) in enumerate(reversed(levels)):
-        parents = [found[group[depth - 1]] if depth else 0.0 for group in groups.tolist()]
-        shrunk = share * mean + (1 - share) * np.array(parents)
-        found |= dict(zip(groups[:, depth].tolist(), shrunk.tolist(), strict=True))
-    return found
-
-
-def _nearest_log(found: dict[int, float], groups: NDArray[np.int64]) -> tuple[int, float]:
-    for distance, group in enumerate(reversed(groups.tolist())):
-        if group in found:
-            return distance, found[group]
-    return len(DEPTHS), 0.0
-
-
-def _spreads(rows: Sequence[RowResidual], misses: _Misses) -> dict[tuple[str, str, int], Spread]:
-    # The size of errors of each kind of load: the 80 % quantile of all distances.
-    scales = {
-        kind: max(float(np.quantile(misses.logs[misses.kinds == kind], 2 * HIGH - 1)), LEAST_LOG)
-        for kind in np.unique(misses.kinds).tolist()
-    }
-    relative = misses.logs / np.array([scales[kind] for kind in misses.kinds.tolist()])
-    found = {}
-    for kind in ("", *scales):
-        own = misses.kinds == kind
-        scale = scales.get(kind, max(scales.values()))
-        members = [each.stand_in for each in rows if kind in ("", each.path.kind)]
-        logs = np.full((len(DISTANCES), len(LEVELS)), np.nan)
-        masses = np.zeros(len(DISTANCES))
-        for distance in range(len(DISTANCES)):
-            there = misses.distances == distance
-            # A row that was left out several times counts once.
-            most = np.where(own, len(members), OTHERS)
-            times = np.where(own, (there & own).sum(), (there & ~own).sum())
-            weights = there * np.minimum(1.0, most / np.maximum(times, 1))
-            masses[distance] = weights.sum()
-            if there.any():
-                logs[distance] = _quantiles(scale * relative, weights, 2 * np.array(LEVELS) - 1)
-        for distance in reversed(range(len(DISTANCES) - 1)):
-            unseen = np.isnan(logs[distance])
-            logs[distance, unseen] = logs[distance + 1, unseen]
-        logs = np.column_stack([_never_falling(each, masses) for each in logs.T])
-        for distance, at in enumerate(logs.tolist()):
-            found[rows[0].quantity, kind, distance] = Spread(
-                quantity=rows[0].quantity,
-                kind=kind,
-                distance=distance,
-                logs=(0.0, *at[1:]),
-                stand_in_fraction=sum(members) / len(members),
+    def groups(self, quantity: str) -> list[Group]:
+        return [
+            Group(quantity=quantity, labels=labels, rows=int(rows), weight=weight, log=log)
+            for kind in self.kinds.values()
+            for labels, rows, weight, log in zip(
+                kind.labels,
+                np.bincount(kind.group).tolist(),
+                kind.group_weights.tolist(),
+                kind.means.tolist(),
+                strict=True,
             )
-    return found
+        ]
+
+    def variances(self, quantity: str) -> list[Variances]:
+        every = [("", self.levels, self.rows)]
+        every += [(name, kind.levels, kind.rows) for name, kind in self.kinds.items()]
+        return [
+            Variances(quantity=quantity, kind=name, levels=tuple(levels.tolist()), rows=rows)
+            for name, levels, rows in every
+        ]
 
 
-def _never_falling(
-    values: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return values of which none falls: neighbours that would share their weighted mean."""
-    blocks: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        blocks.append((value, weight, 1))
-        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
-            (low, first, many), (high, second, more) = blocks.pop(-2), blocks.pop()
-            total = first + second
-            mean = (low * first + high * second) / total if total else low
-            blocks.append((mean, total, many + more))
-    return np.repeat([each[0] for each in blocks], [each[2] for each in blocks])
-
-
-def _quantiles(
-    values: NDArray[np.float64], weights: NDArray[np.float64], shares: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order]) - weights[order] / 2
-    return np.asarray(np.interp(shares, reached / weights.sum(), values[order]))
+def _size(logs: NDArray[np.float64]) -> float:
+    return max(float(np.quantile(np.abs(logs), SIZE)), 1e-3)
 
 
 def folds(

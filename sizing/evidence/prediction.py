@@ -15,7 +15,7 @@ from sizing.evidence.measured_row import MeasuredRow, kind_of
 from sizing.evidence.protocol import protocol_of
 from sizing.evidence.row_config import RowConfig, row_config
 from sizing.evidence.row_system import one_request, queues_of, row_arrivals, row_system
-from sizing.planner.intervals import Labels, PredictionInterval, path_of
+from sizing.planner.intervals import Labels, PredictionInterval, labels_of
 from sizing.simulation.outcome import Outcome, simulate_system
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class RowPrediction:
         reason: of the latter two; of `predicted`, what it was not sure of.
         ttft_s: in the row's statistic; `None` unless predicted.
         unloaded_s: predicted prefill of one prompt alone; of infeasible rows.
-        stand_in: computed with the constants of another version, or of another engine.
         bounds_s: what `ttft` and `tpot` cannot be measured below, where that is known.
     """
 
@@ -59,8 +58,7 @@ class RowPrediction:
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
     unloaded_s: float | None = None
-    path: Labels = field(default_factory=Labels)
-    stand_in: bool = False
+    labels: Labels = field(default_factory=Labels)
     bounds_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -109,8 +107,8 @@ def predict_row(row: MeasuredRow) -> RowPrediction:
         return RowPrediction(status="unsupported", reason=str(error))
     except NegativeAnswer as error:  # the simulation found that the row cannot be served
         return RowPrediction(status="infeasible", reason=str(error))
-    path = path_of(
-        *(kind_of(row), row.engine, config.machine.model),
+    labels = labels_of(
+        *(kind_of(row), row.engine, row.engine_version, config.machine.model),
         name=row.model,
         gpu=row.gpu,
         configuration=row.configuration,
@@ -119,8 +117,7 @@ def predict_row(row: MeasuredRow) -> RowPrediction:
     return replace(
         found,
         reason=notes,
-        path=path,
-        stand_in=bool(config.notes),
+        labels=labels,
         bounds_s=row_bounds(row, config.machine),
     )
 

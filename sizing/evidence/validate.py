@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.pages.shown import Shown
 from sizing.evidence.errors import SliceErrors, residuals, scored, slices
 from sizing.evidence.evidence import HeldOutCoverage, Tried, leave_out, read_evidence, tried
-from sizing.evidence.interval_fit import NEAR, QUANTITIES
+from sizing.evidence.interval_fit import QUANTITIES
 from sizing.evidence.labels import read_labels
 from sizing.evidence.measured_row import MeasuredRow
 from sizing.evidence.prediction import RowPrediction, RowVerdict, predict_row
@@ -20,6 +20,10 @@ from sizing.planner.intervals import DISTANCES, Intervals, PredictionInterval
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+
+NEAR = 1
+"""Distance from which on a prediction's reason says what the nearest measurement is of."""
 
 
 def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
@@ -32,7 +36,7 @@ def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:
     for quantity in QUANTITIES:
         value_s = getattr(found, f"{quantity}_s")
         if value_s is not None:
-            interval = intervals.around(value_s, quantity, found.path, stand_in=found.stand_in)
+            interval = intervals.around(value_s, quantity, found.labels)
             around |= {} if interval is None else {quantity: interval}
     missing = " and ".join(each.upper() for each in QUANTITIES if each not in around)
     distance = max((each.distance for each in around.values()), default=NEAR)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
 from minicluster.units import seconds
-from sizing.catalog.engine import same_line
-from sizing.planner.intervals import DISTANCES, measured_versions, path_of, read_residuals
+from sizing.planner.intervals import DISTANCES, labels_of, read_residuals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -82,7 +81,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     """
     if inputs.calibration is not None:
         return StepErrors()
-    unloaded, loaded = (_path(kind, inputs) for kind in (UNLOADED, LOAD))
+    unloaded, loaded = (_labels(kind, inputs) for kind in (UNLOADED, LOAD))
     known = read_residuals().intervals
     share = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(MEASURED_LEVEL)
     steps, latencies = [], []
@@ -105,14 +104,13 @@ def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     """
     if inputs.calibration is not None:
         return None
-    return read_residuals().intervals.around(1.0, quantity, _path(LOAD, inputs))
+    return read_residuals().intervals.around(1.0, quantity, _labels(LOAD, inputs))
 
 
-def _path(kind: str, inputs: Inputs) -> Labels:
+def _labels(kind: str, inputs: Inputs) -> Labels:
     """Labels of the plan's predictions under one kind of load."""
-    return path_of(
-        kind, inputs.engine.name, inputs.model, name=inputs.model.id, gpu=inputs.gpu.name
-    )
+    engine, model = inputs.engine, inputs.model
+    return labels_of(kind, engine.name, engine.version, model, name=model.id, gpu=inputs.gpu.name)
 
 
 def validation(inputs: Inputs, *, split: bool) -> Validation:
@@ -121,20 +119,9 @@ def validation(inputs: Inputs, *, split: bool) -> Validation:
     notes = [found.note]
     if split and inputs.engine.deployable:
         notes.append(SPLIT_MODE)
-    if inputs.calibration is None:
-        notes += _unmeasured_version(inputs)
     if inputs.engine.speculative_tokens:
         notes.append(NO_DRAFTS)
     return replace(found, note="; ".join(notes))
-
-
-def _unmeasured_version(inputs: Inputs) -> list[str]:
-    """Say where no row of the planned version stands behind its engine's intervals."""
-    name, version = inputs.engine.name, inputs.engine.version
-    rows = measured_versions(name)
-    if version in rows or any(same_line(version, other) for other in rows):
-        return []
-    return [f"no rows of {name} {version}"]
 
 
 def _measured(inputs: Inputs, *, split: bool) -> Validation:
@@ -150,6 +137,8 @@ def _measured(inputs: Inputs, *, split: bool) -> Validation:
         return found
     nearest = DISTANCES[around.distance]
     note = f"{found.note}; intervals from {around.rows} rows; nearest measurement: {nearest}"
+    if around.unmeasured:
+        note += f"; no such rows of {' or '.join(around.unmeasured)}"
     return Validation(num_rows=found.num_rows, note=note)
 
 

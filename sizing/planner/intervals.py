@@ -4,114 +4,151 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from functools import cache
-from statistics import NormalDist
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from minicluster.config import parse, read_json
 from minicluster.specs.checks import Spec
+from minicluster.stats.student_t import student
 from sizing.catalog import configs, find_gpu, gpu_generation, model_family
+from sizing.catalog.engine import release
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from minicluster.specs.model import ModelSpec
 
 FILE = "validation/evidence.json"
-DEPTHS = (1, 3, 4, 5, 6)
-"""Labels of a path that name its groups, from coarse to fine: the last is a configuration."""
+HIGH = 0.9
+"""Upper end of the 80 % interval."""
+PRIOR_FREEDOM = 2.0
+"""Groups as which a variance counts that the other kinds of load suggest for a level."""
+ROW_FREEDOM = 5.0
+"""Degrees of freedom of rows around their groups: few are far off, and by much."""
+MEAN_FREEDOM = 30.0
+"""Degrees of freedom of the error that is left in the mean of measured groups."""
+
+
+class Labels(NamedTuple):
+    """
+    Labels of a prediction.
+
+    Attributes:
+        kind: of load, with experts or without.
+        attention: `plain`, `latent` or `linear`.
+        engine: name in lower case.
+        version: line of the engine's releases.
+        generation: of the GPU.
+        configuration: its loads are fitted on, or held out, together; empty: none was measured.
+    """
+
+    kind: str = ""
+    attention: str = ""
+    engine: str = ""
+    version: str = ""
+    family: str = ""
+    generation: str = ""
+    gpu: str = ""
+    configuration: str = ""
+
+
+LEVELS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("attention",),
+    ("engine",),
+    ("engine", "version"),
+    ("family",),
+    ("family", "engine"),
+    ("generation",),
+    ("gpu",),
+    ("family", "engine", "generation"),
+    ("configuration",),
+)
+"""Labels that the rows of one group share, for each level of groups; all are of one kind."""
+
 DISTANCES = (
     "this configuration",
-    "this model with this engine",
     "its family with this engine",
     "its family with this engine on other GPU generations",
     "none of its family with this engine",
     "none of this kind of load",
 )
-"""What the nearest measurement is of; an interval never gets narrower from one to the next."""
-LEVELS = (0.5, 0.8, 0.9, 0.95)
-"""Quantiles that a spread carries."""
-HIGH = 0.9
-"""Upper end of the 80 % interval."""
-STAND_IN_LOG = math.log(1.1)
-"""
-Added in squares for constants of another engine version, where rows had their own.
-
-Versions move TPOT by up to 30 %, but rows predicted so are off as far as others (the spreads hold
-them already); chosen with the coverage of left-out families in view.
-"""
+"""What the nearest measurement is of."""
+NEAREST = (("configuration",), ("family", "engine", "generation"), ("family", "engine"), ())
+"""Levels of the first four of them."""
 
 
-class Labels(NamedTuple):
-    """
-    Labels of a prediction, from coarse to fine.
-
-    Attributes:
-        engine: name in lower case.
-        shape: architecture of the model.
-        configuration: its loads are fitted on, or held out, together; empty: none was measured.
-    """
-
-    kind: str = ""
-    engine: str = ""
-    family: str = ""
-    generation: str = ""
-    shape: str = ""
-    configuration: str = ""
-
-
-def path_of(
-    load: str, engine: str, model: ModelSpec, *, name: str, gpu: str, configuration: str = ""
+def labels_of(  # noqa: PLR0913  (a label each)
+    load: str,
+    engine: str,
+    version: str,
+    model: ModelSpec,
+    *,
+    name: str,
+    gpu: str,
+    configuration: str = "",
 ) -> Labels:
     """
     Return the labels of a prediction.
 
     Args:
         load: as `kind_of` names it.
+        version: of the engine; empty: unknown.
         model: its architecture; names differ between repositories of the same weights.
         name: of the model, by which its family is found.
     """
-    experts = " MoE" if model.moe else " dense"
     # An open loop of known lengths errs as closed ones do, of which there are many more.
     known = load.startswith("closed") or load == "open"
-    kind = f"loaded{experts}" if known else load
-    shape = f"{model.num_layers} layers of {model.hidden_size}"
-    generation = gpu_generation(find_gpu(gpu).name)
-    return Labels(kind, engine.lower(), model_family(name), generation, shape, configuration)
+    attention = "latent" if model.mla else "linear" if model.linear else "plain"
+    kind = find_gpu(gpu).name
+    return Labels(
+        kind=f"{'loaded' if known else load} {'MoE' if model.moe else 'dense'}",
+        attention=attention,
+        engine=engine.lower(),
+        version=".".join(map(str, release(version)[:2])),
+        family=model_family(name),
+        generation=gpu_generation(kind),
+        gpu=kind,
+        configuration=configuration,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Centre(Spec):
+class Group(Spec):
     """
-    Mean error of one group of rows.
+    Rows of one quantity that have all labels in common.
 
     Attributes:
-        path: quantity and labels, joined by `/`.
-        log: ln(measured / predicted), shrunk to that of the larger group.
+        log: their mean ln(measured / predicted).
+        weight: rows that it is as good as: those far off weigh less.
     """
 
-    path: str
+    quantity: str
+    labels: Labels
     rows: int
+    weight: float
     log: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Spec):
+class Variances(Spec):
     """
-    How far left-out rows of one kind of load lay from the centre that they were given.
+    How far groups lie apart in ln(measured / predicted).
 
     Attributes:
         kind: of load; empty: one that was never measured.
-        distance: place in `DISTANCES`.
-        logs: distance from the centre, in the logarithm, at each of `LEVELS`.
-        stand_in_fraction: share of the rows predicted with constants of another engine version.
+        levels: variance between the groups of each of `LEVELS`.
+        rows: variance of rows around their groups.
     """
 
     quantity: str
     kind: str
-    distance: int
-    logs: tuple[float, ...]
-    stand_in_fraction: float
+    levels: tuple[float, ...]
+    rows: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,93 +157,191 @@ class PredictionInterval:
     80 % interval around a prediction.
 
     Attributes:
-        rows: measurements of the nearest group.
+        rows: measurements at that distance.
         distance: of the nearest measurement, a place in `DISTANCES`.
+        unmeasured: labels of engine version, family and GPU that no row of the kind has.
     """
 
     low_s: float
     high_s: float
     rows: int
-    group: str
     distance: int
+    unmeasured: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownError(NamedTuple):
+    """What is known of ln(measured / predicted): its mean, and Student's t around it."""
+
+    mean: float
+    deviation: float
+    freedom: float
+
+    def above(self, level: float) -> float:
+        """Return how far the quantile of a level from one half on lies above the mean."""
+        return self.deviation * student(self.freedom, 2 * level - 1) if level > 1 / 2 else 0.0
+
+    def ends(self, off: float) -> tuple[float, float]:
+        """
+        Return the ends of an interval whose quantiles lie so far *off* the mean.
+
+        A group whose predictions were too high moves the lower end only, since a plan that counts
+        on such an error fails where a row was mislabelled.
+        """
+        return min(self.mean - off, 0.0), max(self.mean, 0.0) + off
+
+    def needed(self, log: float) -> float:
+        """Return how far off the mean the quantiles are of the interval that just holds *log*."""
+        return max(log - max(self.mean, 0.0) if log > 0 else self.mean - log, 0.0)
+
+
+class GroupEffects:
+    """
+    Groups of one quantity and kind of load: the error of each is a sum of effects of its levels.
+
+    Shapes: n groups, and `LEVELS` in the first axis of what is by level.
+    """
+
+    def __init__(self, labels: Sequence[Labels]) -> None:
+        """Find out which groups share what."""
+        names = [[at(each, level) for each in labels] for level in LEVELS]
+        numbers = [{name: at for at, name in enumerate(dict.fromkeys(row))} for row in names]
+        ids = np.array([[of[name] for name in row] for of, row in zip(numbers, names, strict=True)])
+        self.numbers, self.ids = numbers, ids
+        self.counts = np.array([float(len(each)) for each in numbers])
+        self.shared = np.asarray(ids[:, :, None] == ids[:, None, :], np.float64)
+
+    def shared_with(self, labels: Labels) -> NDArray[np.float64]:
+        """Return by level and group whether a prediction belongs to the same one, 1 or 0."""
+        own = [
+            of.get(at(labels, level), -1) for level, of in zip(LEVELS, self.numbers, strict=True)
+        ]
+        return (self.ids == np.array(own)[:, None]).astype(float)
+
+    def solve(
+        self, variances: NDArray[np.float64], noise: NDArray[np.float64], logs: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return covariances of the effects, the inverse with noise, and that times the logs."""
+        covariance = np.tensordot(variances, self.shared, 1)
+        inverse = np.linalg.inv(covariance + np.diag(noise))
+        return covariance, inverse, inverse @ logs
+
+
+class KindErrors:
+    """The errors of one quantity and kind of load, as the groups and their variances have them."""
+
+    def __init__(self, groups: Sequence[Group], variances: Variances) -> None:
+        self.variances = variances
+        self.effects = GroupEffects([each.labels for each in groups])
+        self.by_level = np.array(variances.levels)
+        noise = variances.rows / np.array([each.weight for each in groups])
+        logs = np.array([each.log for each in groups])
+        _, self.inverse, self.solved = self.effects.solve(self.by_level, noise, logs)
+        self._errors: dict[Labels, KnownError] = {}
+
+    def error(self, labels: Labels) -> KnownError:
+        """Return what is known of the error of a prediction (docs/model.md, eq. V5)."""
+        if labels not in self._errors:
+            self._errors[labels] = self._error(labels)
+        return self._errors[labels]
+
+    def _error(self, labels: Labels) -> KnownError:
+        shared = self.effects.shared_with(labels)
+        seen = shared.any(axis=1)
+        like = self.by_level @ shared
+        left = self.by_level[seen].sum() - like @ self.inverse @ like
+        unseen = zip(
+            self.by_level[~seen], PRIOR_FREEDOM + self.effects.counts[~seen] - 1, strict=True
+        )
+        return _sum_of(
+            float(like @ self.solved),
+            [(max(left, 0.0), MEAN_FREEDOM), (self.variances.rows, ROW_FREEDOM), *unseen],
+        )
+
+
+def at(labels: Labels, level: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(getattr(labels, name) for name in level)
+
+
+def _sum_of(mean: float, parts: Iterable[tuple[float, float]]) -> KnownError:
+    """Add variances with their degrees of freedom (Satterthwaite 1946)."""
+    known = [(variance, freedom) for variance, freedom in parts if variance > 0]
+    total = sum(variance for variance, _ in known)
+    freedom = total**2 / sum(variance**2 / each for variance, each in known)
+    # Tenths of a degree: quantiles are kept, and differ by less than 1 %.
+    return KnownError(mean, math.sqrt(total), max(round(freedom, 1), 1.0))
+
+
+@dataclass(frozen=True)
 class Intervals:
-    """Centres by path, and spreads by quantity, kind of load and distance."""
+    """Groups of measured rows, and how far groups lie apart."""
 
-    centres: dict[str, Centre]
-    spreads: dict[tuple[str, str, int], Spread]
+    groups: tuple[Group, ...]
+    variances: tuple[Variances, ...]
 
-    def around(
-        self, value_s: float, quantity: str, path: Sequence[str], *, stand_in: bool = False
-    ) -> PredictionInterval | None:
+    def around(self, value_s: float, quantity: str, labels: Labels) -> PredictionInterval | None:
         """
         Interval around a prediction; `None` where no row of the quantity was ever measured.
 
-        Its upper end is the bound of 90 %: a group whose predictions were too high moves the lower
-        end only, since a plan that counts on such an error fails where a row was mislabelled.
+        Its upper end is the bound of 90 %.
 
         Args:
             value_s: predicted; always inside.
-            path: of the prediction (`path_of`); labels that no row has widen the interval.
-            stand_in: predicted with the constants of another version of the engine; widens the
-                interval by 10 % where the rows behind it had their own.
+            labels: of the prediction (`labels_of`); what no row has widens the interval.
         """
-        found = self._nearest(quantity, path)
-        if found is None:
+        error = self._error(quantity, labels)
+        if error is None:
             return None
-        centre, spread = found
-        off = _away(spread, HIGH, stand_in=stand_in)
+        low, high = error.ends(error.above(HIGH))
+        known = self._of_kind(quantity, labels.kind)
+        rows = 0
+        for distance, level in enumerate(NEAREST):  # noqa: B007  (read after the loop)
+            rows = sum(each.rows for each in known if at(each.labels, level) == at(labels, level))
+            if rows:
+                break
+        else:
+            distance = len(NEAREST)
         return PredictionInterval(
-            low_s=value_s * math.exp(min(centre.log - off, 0.0)),
-            high_s=value_s * math.exp(max(centre.log, 0.0) + off),
-            rows=centre.rows,
-            group=centre.path,
-            distance=spread.distance,
+            low_s=value_s * math.exp(low),
+            high_s=value_s * math.exp(high),
+            rows=rows,
+            distance=distance,
+            unmeasured=tuple(
+                " ".join(at(labels, level))
+                for level in (("engine", "version"), ("family",), ("gpu",))
+                if all(at(each.labels, level) != at(labels, level) for each in known)
+            ),
         )
 
-    def bound(
-        self, quantity: str, path: Sequence[str], level: float, *, stand_in: bool = False
-    ) -> float | None:
+    def bound(self, quantity: str, labels: Labels, level: float) -> float | None:
         """
         Factor of at least 1 on a prediction that the measurement exceeds by chance 1 - *level*.
 
         Arguments as of `around`; *level* is at least one half.
         """
-        found = self._nearest(quantity, path)
-        if found is None:
+        error = self._error(quantity, labels)
+        return None if error is None else math.exp(error.ends(error.above(level))[1])
+
+    def _error(self, quantity: str, labels: Labels) -> KnownError | None:
+        variances = {each.kind: each for each in self.variances if each.quantity == quantity}
+        if labels.kind in variances:
+            key = quantity, labels.kind
+            if key not in self._kinds:
+                self._kinds[key] = KindErrors(self._of_kind(*key), variances[labels.kind])
+            return self._kinds[key].error(labels)
+        if not variances:
             return None
-        centre, spread = found
-        return math.exp(max(centre.log, 0.0) + _away(spread, level, stand_in=stand_in))
+        parts = [*variances[""].levels, variances[""].rows]
+        return _sum_of(0.0, [(variance, PRIOR_FREEDOM) for variance in parts])
 
-    def _nearest(self, quantity: str, path: Sequence[str]) -> tuple[Centre, Spread] | None:
-        """Return the centre of the finest group with rows, and the spread at its distance."""
-        names = groups_of(quantity, path)
-        known = next((n for n in range(len(names), 0, -1) if names[n - 1] in self.centres), 0)
-        kind = path[0] if known else ""
-        spread = self.spreads.get((quantity, kind, len(DEPTHS) - known))
-        if spread is None:
-            return None
-        nothing = Centre(path=quantity, rows=0, log=0.0)
-        return self.centres[names[known - 1]] if known else nothing, spread
+    def _of_kind(self, quantity: str, kind: str) -> list[Group]:
+        return [
+            each for each in self.groups if (each.quantity, each.labels.kind) == (quantity, kind)
+        ]
 
-
-def groups_of(quantity: str, path: Sequence[str]) -> list[str]:
-    """Return the names of the groups of a prediction, from coarse to fine."""
-    return ["/".join((quantity, *path[:depth])) for depth in DEPTHS]
-
-
-def _away(spread: Spread, level: float, *, stand_in: bool) -> float:
-    """Distance from the centre at a level from 0.5 on, as if normal between and beyond `LEVELS`."""
-    normal = NormalDist()
-    deviates = [normal.inv_cdf(each) for each in LEVELS]
-    at = normal.inv_cdf(level)
-    above = next((n for n in range(1, len(LEVELS)) if level <= LEVELS[n]), len(LEVELS) - 1)
-    low, high, first, second = *deviates[above - 1 : above + 1], *spread.logs[above - 1 : above + 1]
-    off = first + (second - first) * (at - low) / (high - low)
-    own = (1 - spread.stand_in_fraction) * at / normal.inv_cdf(HIGH)
-    return math.hypot(off, STAND_IN_LOG * own) if stand_in else off
+    @cached_property
+    def _kinds(self) -> dict[tuple[str, str], KindErrors]:
+        """Those that were asked for."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,22 +363,19 @@ class Residuals(Spec):
     What predictions are bounded by: the part of the evidence that every plan reads.
 
     Attributes:
-        centres: mean errors by group.
-        spreads: how far rows lie from them, by distance of the nearest measurement.
+        groups: mean errors of rows that have everything in common.
+        variances: how far groups lie apart, and rows in them.
         support: predicted rows by kind of deployment.
     """
 
-    centres: tuple[Centre, ...]
-    spreads: tuple[Spread, ...]
+    groups: tuple[Group, ...]
+    variances: tuple[Variances, ...]
     support: tuple[Support, ...]
 
     @property
     def intervals(self) -> Intervals:
         """Return the intervals that the run made."""
-        return Intervals(
-            centres={each.path: each for each in self.centres},
-            spreads={(each.quantity, each.kind, each.distance): each for each in self.spreads},
-        )
+        return Intervals(self.groups, self.variances)
 
 
 @cache
@@ -251,15 +383,6 @@ def _evidence() -> object:
     """Return the shipped evidence as its file has it; `None` where none is shipped."""
     path = configs() / FILE
     return read_json(path, "what `sizing validate --evidence` writes") if path.exists() else None
-
-
-@cache
-def measured_versions(engine: str) -> frozenset[str]:
-    """Return the versions of an engine of which there are measured rows."""
-    raw = _evidence()
-    slices = raw.get("errors", ()) if isinstance(raw, dict) else ()
-    names = (each["name"].partition(" ") for each in slices if each["by"] == "engine")
-    return frozenset(version for name, _, version in names if name.lower() == engine and version)
 
 
 @cache
@@ -272,7 +395,7 @@ def read_residuals() -> Residuals:
     """
     raw = _evidence()
     if raw is None:
-        return Residuals(centres=(), spreads=(), support=())
+        return Residuals(groups=(), variances=(), support=())
     names = {each.name for each in fields(Residuals)}
     own = {k: v for k, v in raw.items() if k in names} if isinstance(raw, dict) else raw
     return parse(Residuals, own, place=FILE)
