@@ -32,11 +32,10 @@ from sizing.evidence.row_config import nearest_engine
 from sizing.latency.op import prefill_load
 from sizing.latency.step import step_s
 from sizing.latency.term import Machine
-from sizing.planner.intervals import DISTANCES
 from sizing.report.validation import figures
 
 if TYPE_CHECKING:
-    from sizing.evidence.evidence import Claim, Evidence
+    from sizing.evidence.evidence import Claim, Evidence, HeldOutCoverage
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "tests" / "published"
@@ -95,7 +94,7 @@ def _validation() -> dict[str, Any]:
     ops, demo, repeats = (_published(name) for name in ("op_fits", "demo_runs", "demo_repeats"))
     return {
         "evidence": evidence,
-        "distances": DISTANCES,
+        "without": _without(evidence),
         "slices": [(by, list(errors)) for by, errors in groupby(evidence.errors, lambda e: e.by)],
         "classes": _classes(evidence),
         "left_out": {(c.split, c.name, c.quantity): c for c in evidence.left_out},
@@ -103,7 +102,7 @@ def _validation() -> dict[str, Any]:
         "claims": _claims(evidence),
         "figures": figures,
         "static": _static_prefill(),
-        "h200": _measured_here(),
+        "h200": _measured_here(evidence),
         "h200_ops": len((PUBLISHED / "h200_ops.csv").read_text(encoding="utf-8").splitlines()) - 1,
         "ops": ops,
         "op_error": statistics.mean(fit["median_error"] for fit in ops["fits"]),
@@ -114,6 +113,18 @@ def _validation() -> dict[str, Any]:
         "demo_load": _demo_load,
         "aims": AIMS,
     }
+
+
+def _without(evidence: Evidence) -> list[tuple[str, dict[str, HeldOutCoverage]]]:
+    """Return the coverage of every split over all rows; of few families, by how many were kept."""
+    found: dict[str, dict[str, HeldOutCoverage]] = {}
+    for held in evidence.left_out:
+        few = held.split == "families"
+        if held.of == ("group" if few else "all"):
+            every = "all families of the kind of load but " + held.name
+            name = every if few else f"each {held.split.replace('+', ' and ')}"
+            found.setdefault(name, {})[held.quantity] = held
+    return list(found.items())
 
 
 def _classes(evidence: Evidence) -> dict[str, dict[str, Any]]:
@@ -197,21 +208,20 @@ def _prefill_s(row: dict[str, Any]) -> float:
     return float(step_s(machine, prefill_load(row["input_tokens"]), slicing=Slicing(tp=row["tp"])))
 
 
-def _measured_here() -> dict[str, Any]:
-    """Return our own rows with predictions, and how many lie inside the shipped intervals."""
-    intervals, rows = read_evidence().intervals, []
+def _measured_here(evidence: Evidence) -> dict[str, Any]:
+    """Return our own rows with predictions, and how many are inside intervals without them."""
+    rows = []
     for row in read_rows(PUBLISHED / "measured_h200.csv"):
         assert isinstance(row, MeasuredRow), row  # noqa: S101  (a file of ours)
         predicted = predict_row(row)
         facts: dict[str, Any] = {"model": row.model, "isl": row.isl, "osl": row.osl}
         for name in ("ttft", "tpot"):
             measured_s, value_s = (getattr(of, f"{name}_s") for of in (row, predicted))
-            around = intervals.around(value_s, name, predicted.labels)
             facts[name] = (measured_s, value_s, value_s / measured_s - 1)
-            facts[f"{name}_inside"] = bool(around and around.low_s <= measured_s <= around.high_s)
         rows.append({"users": round(row.amount), **facts})
     medians = {n: statistics.median(abs(row[n][2]) for row in rows) for n in ("ttft", "tpot")}
-    inside = {n: sum(row[f"{n}_inside"] for row in rows) for n in ("ttft", "tpot")}
+    own = {each.quantity: each for each in evidence.coverage if each.source == "minicluster"}
+    inside = {name: round(each.covered_fraction * each.rows) for name, each in own.items()}
     return {**_published("measured_h200"), "rows": rows, "medians": medians, "inside": inside}
 
 

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import chain, product
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -176,7 +177,8 @@ def tried(residuals: Sequence[RowResidual]) -> Tried:
     """Cross-fit: every configuration is judged by quantiles of the others."""
     inside: dict[tuple[str, str], list[tuple[bool, float]]] = defaultdict(list)
     right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = defaultdict(list)
-    held_out = _cross_fitted(residuals, FOLDS, lambda each: each.labels.configuration)
+    parts = folds(residuals, FOLDS, lambda each: each.labels.configuration)
+    held_out = chain.from_iterable(_tried_on(train, test) for train, test in parts)
     for made, each, is_inside, width in held_out:
         for source in ("all", each.source):
             inside[source, each.quantity].append((is_inside, width))
@@ -218,13 +220,19 @@ def _claims(made: Intervals, each: RowResidual) -> Iterator[tuple[float, tuple[b
             yield confidence, (measured_s <= limit_s, measured_s <= bound_s)
 
 
-GROUP_OF: dict[str, Callable[[RowResidual], str]] = {
-    "family": lambda each: each.labels.family,
-    "engine": lambda each: each.labels.engine,
-    "gpu": lambda each: each.labels.generation,
-    "source": lambda each: each.source,
+NAMES_OF: dict[str, Callable[[RowResidual], tuple[str, ...]]] = {
+    "family": lambda each: (each.labels.family,),
+    "engine": lambda each: (each.labels.engine,),
+    "version": lambda each: (f"{each.labels.engine} {each.labels.version}".strip(),),
+    "gpu": lambda each: (each.labels.gpu,),
+    "generation": lambda each: (each.labels.generation,),
+    "source": lambda each: (each.source,),
+    "family+engine": lambda each: (each.labels.family, each.labels.engine),
+    "family+generation": lambda each: (each.labels.family, each.labels.generation),
 }
-"""What a row belongs to, for each of `SPLITS`."""
+"""What a row is called, for each of `SPLITS` but `families`."""
+KEPT_FAMILIES = (1, 2, 3)
+"""Families of a kind of load that intervals are learned from, to be tried on its others."""
 ORDER = ("all", "group", "class")
 """Sets of rows that have figures, in the order of the tables."""
 
@@ -256,20 +264,20 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
     Leave out each group of a split in turn, fit the intervals to the rest, and try them on it.
 
     Returns:
-        Over all rows, then by group, then by class of rows. Groups that leave no row of a
-        quantity to learn from are not tried.
+        Over all rows, then by group, then by class of rows; of `families` each group is a number of
+        families that were kept. Groups that leave no row of a quantity to learn from are not tried.
 
     Ignores:
         Constants of step models: they are the same in every split (docs/validation.md names those
         that were chosen with rows in view).
     """
-    group_of = GROUP_OF[split]
     tries: dict[tuple[str, str, str], list[tuple[bool, float, float]]] = defaultdict(list)
-    groups = {group_of(each) for each in residuals}
-    for _, each, is_inside, width in _cross_fitted(residuals, len(groups), group_of):
-        error = abs(math.exp(-each.log_ratio) - 1)
-        for of, name in (("all", "all"), ("group", group_of(each)), ("class", each.row_class)):
-            tries[of, name, each.quantity].append((is_inside, width, error))
+    parts = _few_families(residuals) if split == "families" else _without(residuals, split)
+    for group, train, test in parts:
+        for _, each, is_inside, width in _tried_on(train, test):
+            error = abs(math.exp(-each.log_ratio) - 1)
+            for of, name in (("all", "all"), ("group", group), ("class", each.row_class)):
+                tries[of, name, each.quantity].append((is_inside, width, error))
     return tuple(
         HeldOutCoverage(
             split=split,
@@ -287,13 +295,41 @@ def leave_out(residuals: Sequence[RowResidual], split: str) -> tuple[HeldOutCove
     )
 
 
-def _cross_fitted(
-    residuals: Sequence[RowResidual], count: int, key: Callable[[RowResidual], str]
+Part = tuple[str, list[RowResidual], list[RowResidual]]
+"""A name, rows to learn intervals from, and rows to try them on."""
+
+
+def _without(residuals: Sequence[RowResidual], split: str) -> Iterator[Part]:
+    """Yield what has every name of each group, and as much to learn from as has none of them."""
+    names_of = NAMES_OF[split]
+    for group in sorted({names_of(each) for each in residuals}):
+        pairs = [(each, zip(names_of(each), group, strict=True)) for each in residuals]
+        same = [(each, [own == other for own, other in names]) for each, names in pairs]
+        train = [each for each, alike in same if not any(alike)]
+        yield ", ".join(group), train, [each for each, alike in same if all(alike)]
+
+
+def _few_families(residuals: Sequence[RowResidual]) -> Iterator[Part]:
+    """Yield, by kind of load, neighbours in the list of families to learn from, and the others."""
+    for kind in sorted({each.labels.kind for each in residuals}):
+        families = sorted({each.labels.family for each in residuals if each.labels.kind == kind})
+        for kept, first in product(KEPT_FAMILIES, range(len(families))):
+            known = {families[(first + at) % len(families)] for at in range(kept)}
+            test = [
+                each
+                for each in residuals
+                if each.labels.kind == kind and each.labels.family not in known
+            ]
+            left_out = {id(each) for each in test}
+            yield str(kept), [each for each in residuals if id(each) not in left_out], test
+
+
+def _tried_on(
+    train: Sequence[RowResidual], test: Sequence[RowResidual]
 ) -> Iterator[tuple[Intervals, RowResidual, bool, float]]:
-    for train, test in folds(residuals, count, key):
-        made = fit_intervals(train)
-        for each in test:
-            found = made.around(1.0, each.quantity, each.labels)
-            if found is not None:
-                is_inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
-                yield made, each, is_inside, found.high_s - found.low_s
+    made = fit_intervals(train)
+    for each in test:
+        found = made.around(1.0, each.quantity, each.labels)
+        if found is not None:
+            is_inside = found.low_s <= math.exp(each.log_ratio) <= found.high_s
+            yield made, each, is_inside, found.high_s - found.low_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -113,7 +114,7 @@ def _calibrated(
         ]
         for kind in variances
     }
-    every = _widest([sum(schemes, []) for schemes in zip(*needed.values(), strict=True)]) or 1.0
+    every = _widest([[*chain(*schemes)] for schemes in zip(*needed.values(), strict=True)]) or 1.0
     found = []
     for kind in variances:
         families = len({each.labels.family for each in groups if each.labels.kind == kind.kind})
@@ -137,13 +138,16 @@ def _needed(
 ) -> list[float]:
     """Return the multiple of its interval that each row of one kind needs when it is left out."""
     found: list[float] = []
-    for key in sorted({at(each.labels, scheme) for each in groups}):
-        rest = [each for each in groups if at(each.labels, scheme) != key]
-        errors = KindErrors(rest, variances) if rest else None
-        for left_out in groups if errors else ():
-            if errors and at(left_out.labels, scheme) == key:
-                error = errors.error(left_out.labels)
-                found += [error.needed(log) / error.above(HIGH) for log in logs[left_out.labels]]
+    keys = [at(each.labels, scheme) for each in groups]
+    for key in sorted(set(keys)):
+        pairs = list(zip(groups, keys, strict=True))
+        rest = [each for each, own in pairs if own != key]
+        if not rest:
+            break
+        errors = KindErrors(rest, variances)
+        for left_out in [each.labels for each, own in pairs if own == key]:
+            error = errors.error(left_out)
+            found += [error.needed(log) / error.above(HIGH) for log in logs[left_out]]
     return found
 
 

@@ -170,8 +170,8 @@ def validate(
     Args:
         rows: CSV files with the columns of docs/validation.md; times in seconds.
         labels: CSV of rows to mend or leave out of errors (id, kind, evidence).
-        left_out: `family`, `engine`, `gpu` or `source`: intervals are learned without each of
-            these in turn, and tried on it.
+        left_out: of `SPLITS`: intervals are learned without each of these in turn, and tried on
+            it.
         progress: wraps what is gone through, with a word for it: `tqdm`, for example.
 
     Raises:

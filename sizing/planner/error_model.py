@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
@@ -31,9 +29,6 @@ SPLIT_MODE = "split mode: validated on CPU only"
 UNLOADED = "static"
 """Kind of measured rows without queues: TTFT is one prefill step there, TPOT one decode step."""
 
-MEASURED_LEVEL = 0.9
-"""Residual quantile that configs/validation/evidence.json holds."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepErrors:
@@ -59,9 +54,8 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
     """
     Return the factors on steps and latencies that are exceeded with a chance of 1 - *confidence*.
 
-        steps: ln f(c) = q_90 z(c) / z(0.9), q_90: 90 % quantile of ln(measured / predicted) of
-        rows without queues; latencies: quantile c of rows under load
-        (docs/model.md, eq. L3)
+        steps: the quantile c of measured / predicted of rows without queues; latencies: that of
+        rows under load (docs/model.md, eq. L3)
 
     Args:
         inputs: model and engine, whose rows count where there are any; else all rows count.
@@ -83,12 +77,9 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
         return StepErrors()
     unloaded, loaded = (_labels(kind, inputs) for kind in (UNLOADED, LOAD))
     known = read_residuals().intervals
-    share = NormalDist().inv_cdf(confidence) / NormalDist().inv_cdf(MEASURED_LEVEL)
     steps, latencies = [], []
     for quantity in ("ttft", "tpot"):
-        around = known.around(1.0, quantity, unloaded)
-        step = 1.0 if around is None else math.exp(share * math.log(around.high_s))
-        steps.append(step)
+        steps.append(known.bound(quantity, unloaded, confidence) or 1.0)
         latencies.append(known.bound(quantity, loaded, confidence) or 1.0)
     return StepErrors(prefill=steps[0], decode=steps[1], ttft=latencies[0], tpot=latencies[1])
 

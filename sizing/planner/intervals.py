@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from minicluster.specs.model import ModelSpec
 
+    Floats = NDArray[np.float64]
+
 FILE = "validation/evidence.json"
 HIGH = 0.9
 """Upper end of the 80 % interval."""
@@ -202,27 +204,27 @@ class GroupEffects:
     """
 
     def __init__(self, labels: Sequence[Labels]) -> None:
-        """Find out which groups share what."""
+        """Number the groups of each level."""
         names = [[at(each, level) for each in labels] for level in LEVELS]
-        numbers = [{name: at for at, name in enumerate(dict.fromkeys(row))} for row in names]
-        ids = np.array([[of[name] for name in row] for of, row in zip(numbers, names, strict=True)])
-        self.numbers, self.ids = numbers, ids
-        self.counts = np.array([float(len(each)) for each in numbers])
-        self.shared = np.asarray(ids[:, :, None] == ids[:, None, :], np.float64)
+        self.numbers = [{name: n for n, name in enumerate(dict.fromkeys(row))} for row in names]
+        self.counts = np.array([float(len(each)) for each in self.numbers])
+        self.ids: NDArray[np.int64] = np.array(
+            [[of[name] for name in row] for of, row in zip(self.numbers, names, strict=True)]
+        )
+        self.shared: Floats = np.array(self.ids[:, :, None] == self.ids[:, None, :], float)
 
-    def shared_with(self, labels: Labels) -> NDArray[np.float64]:
+    def shared_with(self, labels: Labels) -> Floats:
         """Return by level and group whether a prediction belongs to the same one, 1 or 0."""
-        own = [
-            of.get(at(labels, level), -1) for level, of in zip(LEVELS, self.numbers, strict=True)
-        ]
-        return (self.ids == np.array(own)[:, None]).astype(float)
+        levels = zip(LEVELS, self.numbers, strict=True)
+        own = np.array([of.get(at(labels, level), -1) for level, of in levels])
+        return np.array(self.ids == own[:, None], float)
 
     def solve(
-        self, variances: NDArray[np.float64], noise: NDArray[np.float64], logs: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        self, variances: Floats, noise: Floats, logs: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Return covariances of the effects, the inverse with noise, and that times the logs."""
-        covariance = np.tensordot(variances, self.shared, 1)
-        inverse = np.linalg.inv(covariance + np.diag(noise))
+        covariance = np.asarray(np.tensordot(variances, self.shared, 1), np.float64)
+        inverse = np.asarray(np.linalg.inv(covariance + np.diag(noise)), np.float64)
         return covariance, inverse, inverse @ logs
 
 
@@ -258,7 +260,9 @@ class KindErrors:
         )
 
 
+@cache
 def at(labels: Labels, level: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels that name the group of a level."""
     return tuple(getattr(labels, name) for name in level)
 
 

@@ -21,6 +21,8 @@ from tests.sizing.conftest import Sizing
 from tests.sizing.evidence.rows import SPLIT, row
 from tests.sizing.evidence.test_validate_cli import SAMPLE
 
+NAMES = ("engine", "version", "family", "generation", "gpu")
+
 
 def residuals(bias: float = 0.0) -> list[RowResidual]:
     """Return rows of four groups with a spread of 0.1, the last group's biased."""
@@ -31,7 +33,12 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
             predicted_s=1.0,
             log_ratio=float(rng.normal(bias if group == 3 else 0.0, 0.1)),
             source=f"source-{group}",
-            path=Labels("loaded dense", *names_of(group), f"shape-{group}", f"c{group}-{n % 10}"),
+            labels=Labels(
+                kind="loaded dense",
+                attention="plain",
+                configuration=f"c{group}-{n % 10}",
+                **{name: f"{name}-{group}" for name in NAMES},
+            ),
             row_class="dense, serving, Hopper",
         )
         for group in range(4)
@@ -39,25 +46,40 @@ def residuals(bias: float = 0.0) -> list[RowResidual]:
     ]
 
 
-def names_of(group: int) -> tuple[str, ...]:
-    return tuple(f"{name}-{group}" for name in ("engine", "family", "generation"))
-
-
 def by_name(found: tuple[HeldOutCoverage, ...]) -> dict[tuple[str, str], HeldOutCoverage]:
     return {(each.of, each.name): each for each in found}
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [each for each in SPLITS if each != "families"])
 def test_a_group_unlike_the_others_is_not_covered_without_it(split: str) -> None:
     """Rows like the others' are, in each split by its own groups; totals are of all rows."""
     even, odd = (by_name(leave_out(residuals(bias), split)) for bias in (0.0, 1.5))
     assert even["all", "all"].rows == 240
     assert even["all", "all"].covered_fraction >= 0.7
-    strange = odd["group", {"gpu": "generation"}.get(split, split) + "-3"]
+    (strange,) = (each for (of, name), each in odd.items() if of == "group" and name[-1] == "3")
     assert strange.covered_fraction < 0.1
     assert strange.median_error == pytest.approx(1 - np.exp(-1.5), abs=0.05)
     assert odd["class", "dense, serving, Hopper"].rows == 240
     assert odd["all", "all"].covered_fraction < even["all", "all"].covered_fraction
+
+
+def test_two_names_are_left_out_at_a_time() -> None:
+    """Rows of a family on an engine are judged by those of neither."""
+    rows = [
+        replace(each, labels=each.labels._replace(engine=f"engine-{n % 2}"))
+        for n, each in enumerate(residuals())
+    ]
+    found = by_name(leave_out(rows, "family+engine"))
+    assert found["all", "all"].rows == 240
+    assert found["group", "family-3, engine-1"].rows == 30
+
+
+def test_few_families_are_kept_and_the_others_tried() -> None:
+    """Each of four families is kept alone, with one and with two neighbours."""
+    found = by_name(leave_out(residuals(), "families"))
+    assert {name: each.rows for (of, name), each in found.items() if of == "group"} == {
+        "1": 4 * 180, "2": 4 * 120, "3": 4 * 60,
+    }  # fmt: skip
 
 
 def test_every_model_and_gpu_has_a_family_and_a_generation() -> None:
@@ -107,11 +129,22 @@ def test_a_plan_says_what_was_measured_nearest_to_it() -> None:
     assert near is not None
     assert far is not None
     assert far.high_s / far.low_s > near.high_s / near.low_s
-    assert "nearest measurement: this model with this engine" in validation(h100, split=True).note
-    assert (
-        "nearest measurement: none of its family with this engine"
-        in validation(other, split=True).note
-    )
+    own, others = (validation(each, split=True).note for each in (h100, other))
+    assert "nearest measurement: its family with this engine;" in own
+    assert "nearest measurement: none of its family with this engine; no such rows of" in others
+    assert "nobody/Nothing-1B" in others
+
+
+def test_a_gpu_without_rows_is_less_known_than_one_with_some() -> None:
+    """H20 has no row; the plan says so, and its interval is no narrower than the H100's."""
+    h100 = Scenario.load(catalog.files("scenarios")["llama-3.1-70b-h100"])
+    h20 = replace(h100, gpu=replace(h100.gpu, name="h20"))
+    for quantity in ("ttft", "tpot"):
+        near, far = (interval_around(quantity, each) for each in (h100, h20))
+        assert near is not None
+        assert far is not None
+        assert far.high_s >= near.high_s
+    assert "no such rows of h20" in validation(h20, split=False).note
 
 
 @pytest.mark.parametrize("split", [True, False])
