@@ -121,7 +121,7 @@ def _without(evidence: Evidence) -> list[tuple[str, dict[str, HeldOutCoverage]]]
     for held in evidence.left_out:
         few = held.split == "families"
         if held.of == ("group" if few else "all"):
-            every = "all families of the kind of load but " + held.name
+            every = f"all families but {held.name}"
             name = every if few else f"each {held.split.replace('+', ' and ')}"
             found.setdefault(name, {})[held.quantity] = held
     return list(found.items())

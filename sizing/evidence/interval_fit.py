@@ -14,7 +14,7 @@ from sizing.planner.intervals import (
     LEVELS,
     PRIOR_FREEDOM,
     ROW_FREEDOM,
-    Group,
+    RowGroup,
     GroupEffects,
     Intervals,
     KindErrors,
@@ -84,7 +84,7 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
 
     Ignores that rows far above and far below their centre are not equally frequent.
     """
-    groups: list[Group] = []
+    groups: list[RowGroup] = []
     variances: list[Variances] = []
     every = list(residuals)
     for quantity in QUANTITIES:
@@ -101,7 +101,7 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
 
 
 def _calibrated(
-    groups: Sequence[Group], variances: Sequence[Variances], rows: Sequence[RowResidual]
+    groups: Sequence[RowGroup], variances: Sequence[Variances], rows: Sequence[RowResidual]
 ) -> list[Variances]:
     """Scale the variances so that 80 % of rows are inside whichever of `SCHEMES` is left out."""
     logs: dict[Labels, list[float]] = {}
@@ -131,7 +131,7 @@ def _widest(schemes: Sequence[Sequence[float]]) -> float:
 
 
 def _needed(
-    groups: Sequence[Group],
+    groups: Sequence[RowGroup],
     variances: Variances,
     scheme: tuple[str, ...],
     logs: Mapping[Labels, Sequence[float]],
@@ -229,9 +229,9 @@ class _Fit:
             prior_rows = PRIOR_ROWS * kind.scale**2 * self.rows
             kind.rows = (prior_rows + kind.row_squares) / (PRIOR_ROWS + len(kind.logs))
 
-    def groups(self, quantity: str) -> list[Group]:
+    def groups(self, quantity: str) -> list[RowGroup]:
         return [
-            Group(quantity=quantity, labels=labels, rows=int(rows), weight=weight, log=log)
+            RowGroup(quantity=quantity, labels=labels, rows=int(rows), weight=weight, log=log)
             for kind in self.kinds.values()
             for labels, rows, weight, log in zip(
                 kind.labels,

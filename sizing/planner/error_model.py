@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from minicluster.plan import Validation
 from minicluster.units import seconds
-from sizing.planner.intervals import DISTANCES, labels_of, read_residuals
+from sizing.planner.intervals import DISTANCES, UNLOADED, labels_of, read_residuals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,9 +25,6 @@ LOAD = "open"
 NO_DRAFTS = "none of them with speculative decoding; the accepted tokens are the scenario's"
 SPLIT_MODE = "split mode: validated on CPU only"
 """Note on every split plan, until split deployments are measured on GPUs."""
-
-UNLOADED = "static"
-"""Kind of measured rows without queues: TTFT is one prefill step there, TPOT one decode step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

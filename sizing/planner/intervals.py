@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 FILE = "validation/evidence.json"
+UNLOADED = "static"
+"""Kind of measured rows without queues: TTFT is one prefill step there, TPOT one decode step."""
 HIGH = 0.9
 """Upper end of the 80 % interval."""
 PRIOR_FREEDOM = 2.0
@@ -120,7 +122,7 @@ def labels_of(  # noqa: PLR0913  (a label each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Spec):
+class RowGroup(Spec):
     """
     Rows of one quantity that have all labels in common.
 
@@ -231,7 +233,7 @@ class GroupEffects:
 class KindErrors:
     """The errors of one quantity and kind of load, as the groups and their variances have them."""
 
-    def __init__(self, groups: Sequence[Group], variances: Variances) -> None:
+    def __init__(self, groups: Sequence[RowGroup], variances: Variances) -> None:
         self.variances = variances
         self.effects = GroupEffects([each.labels for each in groups])
         self.by_level = np.array(variances.levels)
@@ -279,7 +281,7 @@ def _sum_of(mean: float, parts: Iterable[tuple[float, float]]) -> KnownError:
 class Intervals:
     """Groups of measured rows, and how far groups lie apart."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     variances: tuple[Variances, ...]
 
     def around(self, value_s: float, quantity: str, labels: Labels) -> PredictionInterval | None:
@@ -326,18 +328,35 @@ class Intervals:
         return None if error is None else math.exp(error.ends(error.above(level))[1])
 
     def _error(self, quantity: str, labels: Labels) -> KnownError | None:
-        variances = {each.kind: each for each in self.variances if each.quantity == quantity}
-        if labels.kind in variances:
-            key = quantity, labels.kind
-            if key not in self._kinds:
-                self._kinds[key] = KindErrors(self._of_kind(*key), variances[labels.kind])
-            return self._kinds[key].error(labels)
-        if not variances:
+        """Return the error, on a GPU that only other kinds of load have rows of the largest."""
+        known = {each.kind: each for each in self.variances if each.quantity == quantity}
+        if not known:
             return None
-        parts = [*variances[""].levels, variances[""].rows]
-        return _sum_of(0.0, [(variance, PRIOR_FREEDOM) for variance in parts])
+        own = self._of_kind(quantity, labels.kind)
+        errors = [self._kind_errors(known[labels.kind]).error(labels)] if own else []
+        if not own:
+            parts = [*known[""].levels, known[""].rows]
+            errors = [_sum_of(0.0, [(variance, PRIOR_FREEDOM) for variance in parts])]
+        # With experts or without: what the kind of load is called after its last blank.
+        *_, experts = labels.kind.split(" ")
+        on_gpu = {
+            each.labels.kind
+            for each in self.groups
+            if (each.quantity, each.labels.gpu) == (quantity, labels.gpu)
+            and each.labels.kind.endswith(experts)
+        }
+        # Rows of static batches say how far steps are off; others are off by queues, too.
+        if labels.kind not in on_gpu and not labels.kind.startswith(UNLOADED):
+            errors += [self._kind_errors(known[kind]).error(labels) for kind in sorted(on_gpu)]
+        return max(errors, key=lambda error: error.ends(error.above(HIGH))[1])
 
-    def _of_kind(self, quantity: str, kind: str) -> list[Group]:
+    def _kind_errors(self, variances: Variances) -> KindErrors:
+        key = variances.quantity, variances.kind
+        if key not in self._kinds:
+            self._kinds[key] = KindErrors(self._of_kind(*key), variances)
+        return self._kinds[key]
+
+    def _of_kind(self, quantity: str, kind: str) -> list[RowGroup]:
         return [
             each for each in self.groups if (each.quantity, each.labels.kind) == (quantity, kind)
         ]
@@ -372,7 +391,7 @@ class Residuals(Spec):
         support: predicted rows by kind of deployment.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     variances: tuple[Variances, ...]
     support: tuple[Support, ...]
 

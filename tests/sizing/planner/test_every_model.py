@@ -33,7 +33,7 @@ def test_every_kind_of_attention_is_planned_for(name: str) -> None:
     load = WorkloadSpec(
         requests_per_s=0.5, input_tokens=Lengths.fixed(3000), output_tokens=Lengths.fixed(50)
     )
-    cluster = ClusterChoice(preset="h200-8", max_gpus=8)
+    cluster = ClusterChoice(preset="h200-8", max_gpus=16)
     model = ModelChoice(id=name, max_context_tokens=16384)
     scenario = replace(LARGE, model=model, cluster=cluster, workload=load, search=SearchChoice())
     given = inputs(scenario)

@@ -30,7 +30,7 @@ from tests.sizing.scenarios import inputs as named
 SCENARIO = replace(
     LARGE,
     workload=WorkloadSpec(
-        requests_per_s=4.0,
+        requests_per_s=3.5,
         input_tokens=Lengths(distribution="lognormal", median=1000, sigma=1.5, high=16_000),
         output_tokens=Lengths.fixed(200),
     ),

@@ -294,7 +294,7 @@ def test_changes_of_some_scenarios_only_have_names(scenario: str, name: str) -> 
 def test_decisions_command(sizing: Sizing, tmp_path: Path) -> None:
     """JSON has the plan as given and one row per change; the page a bar each."""
     page = tmp_path / "decisions.html"
-    options = ("--set", "search.pools=mixed", "--only", "weights")
+    options = ("--set", "search.pools=mixed", "--only", "rate")
     done = sizing("decisions", SCENARIO, *options, "--json", "--html", str(page))
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)

@@ -19,10 +19,10 @@ PLANS: list[tuple[str, dict[str, Any], str, int]] = [
     (
         SMALL,
         {"search.pools": "split", "workload.requests_per_s": 400, "cluster.max_gpus": 512},
-        "25xTP1 + 19xTP1",
-        44,
+        "28xTP1 + 20xTP1",
+        48,
     ),
-    (LARGE, {}, "9xTP4 + 2xTP8", 52),
+    (LARGE, {}, "10xTP4 + 2xTP8", 56),
     (
         "llama-3.1-70b-h100-2rps",
         {
@@ -34,17 +34,17 @@ PLANS: list[tuple[str, dict[str, Any], str, int]] = [
             "search.routing": "power-of-two",
             "search.pools": "split",
         },
-        "2xTP4 + 1xTP4",  # short prompts are computed where they are decoded
-        12,
+        "3xTP4 + 1xTP4",  # short prompts are computed where they are decoded
+        16,
     ),
     ("mixed-gpus-70b", {"workload.requests_per_s": 3}, "2xTP8 mixed", 16),
     (
         "deepseek-v3-h200",
         {"workload.requests_per_s": 80, "search.pools": "split", "cluster.max_gpus": 1024},
-        "16xTP4xDP2xEP8 + 3xTP2xDP8xEP16",
-        176,
+        "28xTP8xEP8 + 3xTP1xDP16xEP16",
+        272,
     ),
-    ("chat-and-summaries-8b", {}, "6xTP1 + 1xTP4", 10),
+    ("chat-and-summaries-8b", {}, "2xTP1 + 2xTP4", 10),
 ]
 """Scenario, keys, and the layout and GPUs of the plan."""
 

@@ -72,14 +72,14 @@ def test_a_plan_keeps_its_slo_and_the_laws_of_physics(rate: float) -> None:
     [
         (2.0, 8, 16, "memory bandwidth"),
         (50.0, 75, 150, "memory bandwidth"),
-        (52.0, 75, 150, "capacity"),
+        (51.0, 75, 150, "capacity"),
     ],
 )
 def test_the_figure_of_the_first_issue(rate: float, low: int, high: int, decode: str) -> None:
     """
     Llama-3.1-70B on H100, 4,000 in, 500 out: 75 to 150 GPUs at 50 requests/s.
 
-    There decode batches are just not half full of what the KV cache holds; at 52 they are.
+    There decode batches are just not half full of what the KV cache holds; at 51 they are.
     """
     plan = proposed(at(rate, LARGE))
     assert low <= plan.cost.gpus <= high
@@ -293,10 +293,10 @@ def with_search(rate: float, **keys: object) -> Inputs:
 
 
 def test_more_confidence_takes_slower_steps() -> None:
-    """Factors grow with the confidence, from 1 at one half on."""
+    """Factors grow with the confidence, from 1 or the mean error on."""
     shares = (0.5, 0.8, 0.9, 0.95)
     factors = [step_errors(at(5.0), share) for share in shares]
-    assert (factors[0].prefill, factors[0].decode) == (1.0, 1.0)
+    assert min(factors[0].prefill, factors[0].decode) >= 1.0
     assert all(a.prefill < b.prefill and a.ttft < b.ttft for a, b in pairwise(factors))
 
 
