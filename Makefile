@@ -45,7 +45,7 @@ $(READY): requirements/torch-cpu.txt requirements/cpu.txt requirements/ui.txt re
 demo: setup ## measure this machine, plan, serve, load, judge: out/demo, 4 minutes (ARGS=-v: all that is printed)
 	@$(BIN)/python scripts/demo.py $(ARGS)
 
-demo-70b: setup ## a plan for 52 GPUs on this machine: simulated engines under the real cluster, 3 minutes
+demo-70b: setup ## a plan for 56 GPUs on this machine: simulated engines under the real cluster, 3 minutes
 	@$(BIN)/python scripts/demo_70b.py
 
 test: setup ## everything but campaigns, real Ray and vLLM included: 12 to 25 minutes on 2 cores

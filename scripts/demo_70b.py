@@ -1,5 +1,5 @@
 """
-`make demo-70b`: a plan for 52 GPUs, tried on this machine with simulated engines.
+`make demo-70b`: a plan for 56 GPUs, tried on this machine with simulated engines.
 
 Each step is a command that anyone can type; this script types them, in order, and takes the
 deployment down. It leaves plan.json, samples.jsonl, verdict.json and report.html in out/demo-70b.

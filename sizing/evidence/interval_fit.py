@@ -14,11 +14,11 @@ from sizing.planner.intervals import (
     LEVELS,
     PRIOR_FREEDOM,
     ROW_FREEDOM,
-    RowGroup,
     GroupEffects,
     Intervals,
     KindErrors,
     Labels,
+    RowGroup,
     Variances,
     at,
 )
