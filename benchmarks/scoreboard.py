@@ -25,8 +25,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ class Answer:
         reason: why there are no times, or wrong ones.
         answered: as `sizing validate` counts it: times, or a claim of overload that was right.
         mode: of the tool's own modes, the one that answered.
+        inside: whether the measurement is in the tool's 80 % interval, by latency, if it has one.
     """
 
     ttft_s: float | None = None
@@ -91,6 +93,7 @@ class Answer:
     reason: str = ""
     answered: bool = True
     mode: str = ""
+    inside: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,10 @@ class Score:
         median: of |predicted / measured - 1| over the rows that the tool answers; `None`: none.
         mean: likewise.
         shared: rows for which every tool gives a number; the last two are errors over these.
+        shape: median error of latencies divided by that of the fewest users of their curve: rows
+            that differ in users only; over the shared rows.
+        on_curves: shared rows that `shape` is made of.
+        inside: share of measurements in the tool's 80 % intervals.
         best: tool of the least median over the shared rows.
     """
 
@@ -116,6 +123,9 @@ class Score:
     shared: int
     shared_median: dict[str, float | None]
     shared_mean: dict[str, float | None]
+    shape: dict[str, float | None]
+    on_curves: int
+    inside: dict[str, float | None]
     best: str
 
 
@@ -128,25 +138,35 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="scores and answers to write")
     parser.add_argument("-o", "--out", type=Path, help="table to write (Markdown)")
     options = parser.parse_args()
+    begun_s, seconds = time.monotonic(), {}
     try:
         rows, ours = our_answers(options.rows, options.labels)
     except InputError as error:
         print(f"scoreboard: {error}", file=sys.stderr)
         return 2
     answers, absent = {OURS: ours}, {}
+    seconds[OURS] = time.monotonic() - begun_s
     for tool in TOOLS:
         try:
-            answers[tool.name] = ask(tool, rows, options.envs)
+            python = installed(tool, options.envs / tool.name)
+            begun_s = time.monotonic()
+            answers[tool.name] = ask(tool, python, rows)
+            seconds[tool.name] = time.monotonic() - begun_s
         except ToolUnavailable as error:
             absent[tool.name] = str(error)
     scores = [score for other in list(answers)[1:] for score in compared(rows, answers, other)]
-    text = markdown(scores, answers, absent)
+    text = markdown(scores, answers, absent, seconds)
     print(text)
     if options.out:
         options.out.write_text(text + "\n", encoding="utf-8")
     if options.json:
         by_tool = {name: {i: asdict(a) for i, a in of.items()} for name, of in answers.items()}
-        found = {"scores": [asdict(s) for s in scores], "answers": by_tool, "absent": absent}
+        found = {
+            "scores": [asdict(s) for s in scores],
+            "answers": by_tool,
+            "absent": absent,
+            "seconds": seconds,
+        }
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
@@ -167,6 +187,12 @@ def our_answers(
                 tpot_s=found.tpot_s,
                 reason="" if verdict.answered is not False else found.reason,
                 answered=verdict.answered is not False,
+                inside={
+                    name: around.low_s <= measured_s <= around.high_s
+                    for name in QUANTITIES
+                    if (around := getattr(verdict, name))
+                    and (measured_s := getattr(verdict.row, f"{name}_s"))
+                },
             )
     return rows, answers
 
@@ -175,15 +201,14 @@ class ToolUnavailable(Exception):
     """A tool that cannot be installed or asked; the message says why."""
 
 
-def ask(tool: OtherTool, rows: Sequence[MeasuredRow], envs: Path) -> dict[str, Answer]:
+def ask(tool: OtherTool, python: Path, rows: Sequence[MeasuredRow]) -> dict[str, Answer]:
     """
-    Ask a tool for all rows, in its own environment.
+    Ask a tool for all rows, with the *python* of its own environment.
 
     Raises:
-        ToolUnavailable: pip cannot install it, or the script that asks it fails.
+        ToolUnavailable: the script that asks it fails.
     """
-    home = envs / tool.name
-    python = installed(tool, home)
+    home = python.parents[1]
     with tempfile.TemporaryDirectory() as folder:
         asked, refused = questions(rows, shipped(home), Path(folder))
         question, found = Path(folder) / "questions.json", Path(folder) / "answers.json"
@@ -199,7 +224,12 @@ def ask(tool: OtherTool, rows: Sequence[MeasuredRow], envs: Path) -> dict[str, A
 
 
 def installed(tool: OtherTool, home: Path) -> Path:
-    """Return the Python of a tool's environment, which is made where it is not complete."""
+    """
+    Return the Python of a tool's environment, which is made where it is not complete.
+
+    Raises:
+        ToolUnavailable: pip cannot install it.
+    """
     python, done = home / "bin" / "python", home / "installed.txt"
     if not done.exists():
         if not python.exists():
@@ -333,7 +363,7 @@ def compared(
 def _score(
     name: str,
     quantity: str,
-    rows: Iterable[MeasuredRow],
+    rows: Sequence[MeasuredRow],
     pair: Mapping[str, Mapping[str, Answer]],
 ) -> Score:
     measured = {row.id: getattr(row, f"{quantity}_s") for row in rows}
@@ -349,6 +379,20 @@ def _score(
     shared = set.intersection(*(set(of) for of in errors.values()))
     on_shared = {tool: [of[key] for key in shared] for tool, of in errors.items()}
     medians = {tool: _or_none(median, each) for tool, each in on_shared.items()}
+    shapes = {
+        tool: _shape_errors(
+            [row for row in rows if row.id in shared],
+            measured,
+            {key: getattr(given[key], f"{quantity}_s") for key in shared},
+        )
+        for tool, given in pair.items()
+    }
+    inside = {
+        tool: [
+            float(given[key].inside[quantity]) for key in measured if quantity in given[key].inside
+        ]
+        for tool, given in pair.items()
+    }
     return Score(
         row_class=name,
         quantity=quantity,
@@ -359,8 +403,28 @@ def _score(
         shared=len(shared),
         shared_median=medians,
         shared_mean={tool: _or_none(mean, each) for tool, each in on_shared.items()},
+        shape={tool: _or_none(median, each) for tool, each in shapes.items()},
+        on_curves=len(shapes[OURS]),
+        inside={tool: _or_none(mean, each) for tool, each in inside.items()},
         best=min(medians, key=lambda tool: medians[tool] or 0.0) if shared else "",
     )
+
+
+def _shape_errors(
+    rows: Iterable[MeasuredRow], measured: Mapping[str, float], predicted: Mapping[str, float]
+) -> list[float]:
+    """Return errors of latencies over that of the fewest users, of rows that differ in no more."""
+    curves: dict[tuple[object, ...], list[MeasuredRow]] = {}
+    for row in rows:
+        key = row.source, row.configuration, row.engine_version, row.load, row.isl, row.osl
+        curves.setdefault(key, []).append(row)
+    errors = []
+    for curve in curves.values():
+        first, *others = sorted(curve, key=lambda row: row.amount)
+        for row in others:
+            seen = measured[row.id] / measured[first.id]
+            errors.append(abs(predicted[row.id] / predicted[first.id] / seen - 1))
+    return errors
 
 
 def _or_none(of: Callable[[list[float]], float], values: Iterable[float]) -> float | None:
@@ -372,6 +436,7 @@ def markdown(
     scores: Sequence[Score],
     answers: Mapping[str, Mapping[str, Answer]],
     absent: Mapping[str, str],
+    seconds: Mapping[str, float],
 ) -> str:
     """Write the table of each tool, where it is better, and why it refuses rows."""
     lines: list[str] = []
@@ -379,6 +444,10 @@ def markdown(
         own = [score for score in scores if other in score.answered]
         lines += [*_table(own, other), "", _verdict(own, other), *_modes(answers[other]), ""]
         lines += _refusals(answers[other])
+    lines += [
+        f"{name}: {taken_s:,.0f} s for {len(answers[name]):,} rows."
+        for name, taken_s in seconds.items()
+    ]
     lines += [f"{name} was not asked: {reason}." for name, reason in absent.items()]
     return "\n".join(lines).strip()
 
@@ -387,7 +456,8 @@ def _table(scores: Sequence[Score], other: str) -> list[str]:
     pair = (OURS, other)
     heads = [
         "rows", "", "measured", f"answered: {OURS}, {other}", "both", f"{OURS}: median / mean",
-        f"{other}: median / mean", f"all that {OURS} answers", f"all that {other} answers",
+        f"{other}: median / mean", f"shape: {OURS}, {other}", f"inside: {OURS}",
+        f"all that {OURS} answers", f"all that {other} answers",
     ]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for s in scores:
@@ -396,6 +466,9 @@ def _table(scores: Sequence[Score], other: str) -> list[str]:
         for tool in pair:
             found = _figures(s.shared_median[tool], s.shared_mean[tool])
             cells.append(f"**{found}**" if s.best == tool else found)
+        shapes = [s.shape[tool] for tool in pair]
+        cells.append(", ".join("" if each is None else f"{each:.1%}" for each in shapes))
+        cells.append("" if s.inside[OURS] is None else f"{s.inside[OURS]:.0%}")
         cells += [_figures(s.median[tool], s.mean[tool]) for tool in pair]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
