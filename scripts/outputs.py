@@ -25,10 +25,12 @@ COLUMNS = {"README.md": "80"}
 """Width of a page's outputs; of others `WIDE`."""
 WIDE = "110"
 LIMIT_S = 600
+ANSWERS = (0, 3)
+"""Exit codes of an answer, and of a negative one."""
 
 
 def printed(arguments: list[str], folder: str, columns: str = WIDE) -> str:
-    """Return what `sizing` prints on both streams."""
+    """Return what `sizing` prints on both streams; ends this script where that is no answer."""
     done = subprocess.run(
         [str(SIZING), *arguments],
         cwd=folder,
@@ -40,6 +42,8 @@ def printed(arguments: list[str], folder: str, columns: str = WIDE) -> str:
         timeout=LIMIT_S,
         check=False,
     )
+    if done.returncode not in ANSWERS:
+        sys.exit(f"sizing {shlex.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 
 

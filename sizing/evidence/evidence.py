@@ -1,4 +1,4 @@
-"""Evidence behind predictions: errors, residual quantiles, and intervals tried on other rows."""
+"""Evidence behind predictions: errors, effects of groups, and intervals tried on other rows."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _rounded(value: object) -> object:
 
 
 def tried(residuals: Sequence[RowResidual]) -> Tried:
-    """Cross-fit: every configuration is judged by quantiles of the others."""
+    """Cross-fit: every configuration is judged by intervals of the others."""
     inside: dict[tuple[str, str], list[tuple[bool, float]]] = defaultdict(list)
     right: dict[tuple[str, str, float], list[tuple[bool, bool]]] = defaultdict(list)
     parts = folds(residuals, FOLDS, lambda each: each.labels.configuration)
@@ -321,7 +321,8 @@ def _few_families(residuals: Sequence[RowResidual]) -> Iterator[Part]:
                 if each.labels.kind == kind and each.labels.family not in known
             ]
             left_out = {id(each) for each in test}
-            yield str(kept), [each for each in residuals if id(each) not in left_out], test
+            if test:
+                yield str(kept), [each for each in residuals if id(each) not in left_out], test
 
 
 def _tried_on(

@@ -44,6 +44,8 @@ PRIOR_ROWS = 4.0
 """Rows as which the other kinds of load count in the variance of rows around their groups."""
 SCHEMES = (("configuration",), ("family",), ("gpu",), ("engine",), ("engine", "version"))
 """Labels of what is left out in turn to see how far off intervals are."""
+LEAST = 1e-3
+"""Sizes by which rows lie around their groups at least: equal rows would leave nothing."""
 ROUNDS = 30
 """Of expectation and maximisation: figures then change by less than 1 %."""
 
@@ -71,7 +73,8 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
     Make intervals of residuals (docs/model.md, eq. V5).
 
         error of a row = sum over levels of the effect of its group + its own
-        variance of a level = (2 mean of all kinds of load + squares of its effects) / (2 + groups)
+        variance of a level = (2 v r^2 + expected squares of its effects) / (2 + groups), v that of
+            all kinds of load, r the size of the kind's errors over that of all
         interval = mean + Student's t of the variances of what is left, times a factor with which
             80 % of left-out rows are inside
 
@@ -82,7 +85,7 @@ def fit_intervals(residuals: Iterable[RowResidual]) -> Intervals:
         an inverse chi-squared prior of 2 degrees of freedom that the kinds of load share; rows with
         Student's t errors by weights (Lange, Little, Taylor 1989).
 
-    Ignores that rows far above and far below their centre are not equally frequent.
+    Ignores that rows far above and far below their mean are not equally frequent.
     """
     groups: list[RowGroup] = []
     variances: list[Variances] = []
@@ -165,7 +168,7 @@ class _Kind:
         """Size of the kind's errors over that of all, as far as its families show it."""
         self.logs = np.clip(logs, -FARTHEST * size, FARTHEST * size)
         self.labels = list(dict.fromkeys(each.labels for each in rows))
-        number = {each: at for at, each in enumerate(self.labels)}
+        number = {each: place for place, each in enumerate(self.labels)}
         self.group = np.array([number[each.labels] for each in rows])
         self.effects = GroupEffects(self.labels)
         self.weights = np.ones(len(rows))
@@ -192,7 +195,7 @@ class _Kind:
         unknown = np.tensordot(shared, inverse, 2)
         left = self.levels * self.effects.counts - self.levels**2 * unknown
         self.squares = self.levels**2 * found + np.maximum(left, 0.0)
-        spread = np.diag(covariance - covariance @ inverse @ covariance)
+        spread = np.maximum(np.diag(covariance - covariance @ inverse @ covariance), 0.0)
         squares = (self.logs - (covariance @ solved)[self.group]) ** 2 + spread[self.group]
         self.weights = (ROW_FREEDOM + 1) / (ROW_FREEDOM + squares / self.rows)
         self.row_squares = float((self.weights * squares).sum())
@@ -222,12 +225,14 @@ class _Fit:
         first = PRIOR_FREEDOM * (FIRST * self.size) ** 2
         self.levels = (squares + first) / (counts + PRIOR_FREEDOM)
         total = sum(len(kind.logs) for kind in kinds)
-        self.rows = sum(kind.row_squares / kind.scale**2 for kind in kinds) / total
+        found = sum(kind.row_squares / kind.scale**2 for kind in kinds) / total
+        self.rows = max(found, (LEAST * self.size) ** 2)
         for kind in kinds:
             prior = PRIOR_FREEDOM * kind.scale**2 * self.levels
             kind.levels = (prior + kind.squares) / (PRIOR_FREEDOM + kind.effects.counts)
             prior_rows = PRIOR_ROWS * kind.scale**2 * self.rows
-            kind.rows = (prior_rows + kind.row_squares) / (PRIOR_ROWS + len(kind.logs))
+            own_rows = (prior_rows + kind.row_squares) / (PRIOR_ROWS + len(kind.logs))
+            kind.rows = max(own_rows, (LEAST * self.size) ** 2)
 
     def groups(self, quantity: str) -> list[RowGroup]:
         return [

@@ -8,5 +8,6 @@ SPLITS = (
 A split leaves out everything that has one of these names, a name at a time.
 
 Of two, intervals are tried on what has both names and are learned from what has neither; with
-`families` they are learned from one, two or three of a kind of load's, and tried on the others.
+`families` they are learned from one, two or three of a kind of load's beside all other kinds, and
+tried on its others.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 NEAR = 1
-"""Distance from which on a prediction's reason says what the nearest measurement is of."""
+"""Distance beyond which a prediction's reason says what the nearest measurement is of."""
 
 
 def judge(line: MeasuredRow | RefusedRow, intervals: Intervals) -> RowVerdict:

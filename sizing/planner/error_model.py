@@ -55,7 +55,7 @@ def step_errors(inputs: Inputs, confidence: float) -> StepErrors:
         rows under load (docs/model.md, eq. L3)
 
     Args:
-        inputs: model and engine, whose rows count where there are any; else all rows count.
+        inputs: engine and its version, model and GPU: of each, what was measured counts.
         confidence: c, from one half on.
 
     Returns:
@@ -85,7 +85,7 @@ def interval_around(quantity: str, inputs: Inputs) -> PredictionInterval | None:
     """
     Return the interval around a prediction of one second, from the residuals of similar rows.
 
-    It is the wider, the less the nearest measurement has in common with the plan.
+    It is the wider, the less of the plan was measured.
 
     `None` for a calibrated machine, whose own load tests are the evidence, and where no row was
     measured.

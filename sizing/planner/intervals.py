@@ -45,7 +45,7 @@ class Labels(NamedTuple):
         kind: of load, with experts or without.
         attention: `plain`, `latent` or `linear`.
         engine: name in lower case.
-        version: line of the engine's releases.
+        version: line of the engine's releases; empty: not said, which counts as one line.
         generation: of the GPU.
         configuration: its loads are fitted on, or held out, together; empty: none was measured.
     """
@@ -146,7 +146,7 @@ class Variances(Spec):
     Attributes:
         kind: of load; empty: one that was never measured.
         levels: variance between the groups of each of `LEVELS`.
-        rows: variance of rows around their groups.
+        rows: squared scale of rows around their groups, which are Student's t.
     """
 
     quantity: str
@@ -195,7 +195,7 @@ class KnownError(NamedTuple):
 
     def needed(self, log: float) -> float:
         """Return how far off the mean the quantiles are of the interval that just holds *log*."""
-        return max(log - max(self.mean, 0.0) if log > 0 else self.mean - log, 0.0)
+        return max(log - max(self.mean, 0.0) if log >= 0 else self.mean - log, 0.0)
 
 
 class GroupEffects:
@@ -269,7 +269,11 @@ def at(labels: Labels, level: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _sum_of(mean: float, parts: Iterable[tuple[float, float]]) -> KnownError:
-    """Add variances with their degrees of freedom (Satterthwaite 1946)."""
+    """
+    Add variances with their degrees of freedom (Satterthwaite 1946).
+
+    The squared scale of rows is added like one; the scale of all that rows are inside of makes up.
+    """
     known = [(variance, freedom) for variance, freedom in parts if variance > 0]
     total = sum(variance for variance, _ in known)
     freedom = total**2 / sum(variance**2 / each for variance, each in known)
@@ -312,7 +316,7 @@ class Intervals:
             rows=rows,
             distance=distance,
             unmeasured=tuple(
-                " ".join(at(labels, level))
+                " ".join(at(labels, level)).rstrip()
                 for level in (("engine", "version"), ("family",), ("gpu",))
                 if all(at(each.labels, level) != at(labels, level) for each in known)
             ),

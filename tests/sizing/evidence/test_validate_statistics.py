@@ -208,6 +208,17 @@ def test_bounds_rise_with_confidence(spread: float, bias: float, level: float) -
     assert low <= high
 
 
+@pytest.mark.parametrize("log", [0.0, 0.2, -3.0])
+@pytest.mark.parametrize("count", [1, 60, 400])
+def test_equal_rows_have_an_interval(log: float, count: int) -> None:
+    """Rows that all err alike leave nothing between them, and a prediction still has ends."""
+    rows = [replace(each, log_ratio=log) for each in residuals(0.1, count=count)]
+    for labels in (KNOWN, KNOWN._replace(family="new", configuration="")):
+        found = fit_intervals(rows).around(1.0, "tpot", labels)
+        assert found is not None
+        assert 0 < found.low_s <= 1.0 <= found.high_s < math.inf
+
+
 def test_a_quantity_without_rows_has_no_interval() -> None:
     """A prediction is inside its own; nothing is said of what was never measured."""
     made = fit_intervals(residuals(0.1))
