@@ -4,7 +4,6 @@ Print anew what commands of README and docs print: `python scripts/outputs.py [N
 A fenced block that begins with one `$ sizing ...` is that command and its output. It is run beside
 a plan.json of llama-3.1-70b-h100, and what it prints takes the place of what stood there. Blocks of
 several commands, and those that leave something out (`...`), stay as they are and are named.
-`--check` writes nothing, and ends with 1 where a first line differs.
 """
 
 from __future__ import annotations
@@ -66,27 +65,22 @@ def renewed(text: str, folder: str, columns: str) -> tuple[str, list[str], list[
     return BLOCK.sub(block, text), changed, left
 
 
-def main() -> int:
-    """Renew the pages that are named, or all; return 1 where `--check` finds another answer."""
-    names = [name for name in sys.argv[1:] if name != "--check"]
-    check = len(names) < len(sys.argv[1:])
-    pages = [Path(name) for name in names] or [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-    stale = False
+def main() -> None:
+    """Renew the pages that are named, or all."""
+    named = [Path(name) for name in sys.argv[1:]]
+    pages = named or [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
     with tempfile.TemporaryDirectory() as folder:
         printed([*PLAN], folder)
         for page in pages:
             text, changed, left = renewed(
                 page.read_text(encoding="utf-8"), folder, COLUMNS.get(page.name, WIDE)
             )
+            page.write_text(text, encoding="utf-8")
             for command in left:
                 print(f"{page.name}: left as it is: {command}")
             for command in changed:
                 print(f"{page.name}: answers otherwise now: {command}")
-            stale = stale or bool(changed)
-            if not check:
-                page.write_text(text, encoding="utf-8")
-    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

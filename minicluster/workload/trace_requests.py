@@ -37,7 +37,14 @@ MAX_SESSIONS = 1 << 31  # bound of the numbers of conversations; a larger one is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAs:
-    """What a file was taken for, what of it counts nowhere and why, and keys without a meaning."""
+    """
+    How a trace was read.
+
+    Attributes:
+        form: format that the file was taken for.
+        left_out: number of rows or requests that were left out, by the reason.
+        unread: keys whose meaning is unknown.
+    """
 
     form: str
     left_out: dict[str, int] = field(default_factory=dict)

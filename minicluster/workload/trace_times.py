@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Of prompt and answer."""
+        """Tokens of the prompt, and of the answer."""
         return self.row.input_tokens, self.row.output_tokens
 
 
