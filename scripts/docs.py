@@ -1,5 +1,5 @@
 """
-Write the generated pages: docs/schema.md, validation.md with evidence/, seeds.md and training.md.
+Write the generated pages of docs: schema, supported, validation with evidence, seeds, training.
 
 `make docs` runs it, and a test compares its output with the pages. The text of each page is a
 template in scripts/templates; the numbers come from `tests/published`, from the evidence of
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import seeds
+import supported
 import training_runs
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -68,15 +69,17 @@ def pages() -> dict[Path, str]:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"f": format, "cell": seeds.cell}
+    environment.filters |= {"f": format, "cell": seeds.cell, "f_code": "`{}`".format}
     training = {"groups": training_runs.groups(), "rows": list(training_runs.rows())}
     claims = seeds.claims()
-    validation = _validation() | {
+    evidence = read_evidence()
+    validation = _validation(evidence) | {
         "training_rows": len(training["rows"]),
         "seed_claims": sum(claim.kind != "context" for claim in claims),
     }
     facts: dict[str, dict[str, Any]] = {
         "schema": {"keys": scenario_keys()},
+        "supported": {**supported.facts(evidence), "date": evidence.date},
         "validation": validation,
         **{f"evidence/{name}": validation for name in ("rows", "h200", "ops", "demo")},
         "seeds": {"claims": claims, "titles": seeds.TITLES},
@@ -88,9 +91,8 @@ def pages() -> dict[Path, str]:
     }
 
 
-def _validation() -> dict[str, Any]:
+def _validation(evidence: Evidence) -> dict[str, Any]:
     """Return every comparison of a prediction with a measurement."""
-    evidence = read_evidence()
     ops, demo, repeats = (_published(name) for name in ("op_fits", "demo_runs", "demo_repeats"))
     return {
         "evidence": evidence,

@@ -167,6 +167,10 @@ class EngineProfile(EngineOptions):
         block_size: tokens of a KV block; the engine takes multiples of it.
         activation_bytes: working memory per GPU at `max_num_batched_tokens`; 0: as vLLM allocates
             it, by the model (docs/model.md, eq. M8).
+        logit_bytes: peak memory of sampling per logit of a full batch; needed where
+            `activation_bytes` is 0.
+        sorted_logit_bytes: the same of versions that sort the logits.
+        sorts_logits_until: first version that does not.
         runtime_bytes: CUDA context and graphs per GPU; buffers of collectives are counted apart.
         max_num_batched_tokens: token budget of a step.
         defaults: block size and limits that the engine has on other devices, the last one counts;
@@ -219,6 +223,9 @@ class EngineProfile(EngineOptions):
     gpu_memory_utilization: Fraction
     activation_bytes: NotNegative
     runtime_bytes: NotNegative
+    logit_bytes: NotNegative = 0.0
+    sorted_logit_bytes: NotNegative = 0.0
+    sorts_logits_until: tuple[int, ...] = ()
     max_num_seqs: Count
     max_num_batched_tokens: Count
     per_layer_s: NotNegative

@@ -74,7 +74,7 @@ def schedules_ahead(engine: EngineProfile, version: str) -> bool:
 
 def at_version(engine: EngineProfile, version: str, *, varied: bool) -> EngineProfile:
     """
-    Return an engine with the host's times between and in the steps of one of its versions.
+    Return an engine with the host's times and the sampler's memory of one of its versions.
 
     Args:
         varied: lengths of prompts differ, so that some kernels are compiled for each.
@@ -85,6 +85,8 @@ def at_version(engine: EngineProfile, version: str, *, varied: bool) -> EnginePr
             per_step_s=engine.per_step_s + engine.exposed_step_s,
             per_sequence_s=engine.per_sequence_s + engine.exposed_sequence_s,
         )
+    if release(version) < engine.sorts_logits_until:
+        engine = replace(engine, logit_bytes=engine.sorted_logit_bytes)
     # Builds between releases have no number; those of all rows are older than the release.
     compiles = release(version) < engine.prompt_compile_until
     return engine if compiles and varied else replace(engine, prompt_compile_s=0.0)

@@ -125,14 +125,6 @@ def _attention_bytes(model: ModelSpec, tp: int) -> float:
     return w * ((parameters(model).attention - whole) / tp + whole + copied)
 
 
-SAMPLER_BYTES_PER_LOGIT = 38.4
-"""
-What sampling keeps per logit of a full batch: copies in 16 and 32 bits, sorted with indices.
-
-Source: 7 of the 8 rows of llm-d-planner docs/empirical-vllm-memory-results.md (vLLM, H100,
-tests/published/vllm_memory.toml) give 38.2 to 38.6 with 1,024 sequences, vLLM's default there.
-"""
-
 DRAFT_BYTES_PER_LOGIT = 6.0
 """Bytes per logit while a draft is verified: a copy in 16 bits, one in 32 (assumed)."""
 
@@ -148,13 +140,13 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
     """
     Peak of activations in the step that vLLM profiles, on one GPU.
 
-        M_act = max(B V (38.4 + 6 k_d),
+        M_act = max(B V (s + 6 k_d),
                     T a max((u + 1) f / tp, (u + 1) f_e k dp / (ep t_e) + k dp h / ep)) + T h a
             (docs/model.md, eq. M8)
 
     Args:
         model: V vocabulary, h hidden size, f and f_e feed-forwards, u 2 if gated, else 1.
-        engine: B = max_num_seqs, k_d drafts of each, T = max_num_batched_tokens; an
+        engine: B = max_num_seqs, s = logit_bytes, k_d drafts, T = max_num_batched_tokens; an
             `activation_bytes` of its own, other than zero, is taken instead.
         slicing: of one replica, t_e ways of one expert.
 
@@ -173,7 +165,7 @@ def activation_bytes(model: ModelSpec, engine: EngineProfile, *, slicing: Slicin
         rows = model.moe.experts_per_token * slicing.dp / slicing.ep
         routed = rows * (passes * model.moe.expert_ffn_size / slicing.moe_tp + model.expert_width)
         width = max(width, routed)
-    per_logit = SAMPLER_BYTES_PER_LOGIT + DRAFT_BYTES_PER_LOGIT * engine.speculative_tokens
+    per_logit = engine.logit_bytes + DRAFT_BYTES_PER_LOGIT * engine.speculative_tokens
     sampler = engine.max_num_seqs * model.vocab_size * per_logit
     layer = tokens * width * ACTIVATION_BYTES
     return max(sampler, layer) + tokens * model.hidden_size * ACTIVATION_BYTES

@@ -412,9 +412,9 @@ def step_table(
     fixed_s, behind_s, alone_s, low_s, high_s = np.split(seconds, ends[:-1])
     fixed_s = fixed_s.reshape(len(sequences), len(tokens))
     fixed_s[0, 0] = min(fixed_s[0, 1], fixed_s[1, 0])  # no step holds nothing: only interpolated
-    key_s = (behind_s - alone_s) / FAR_TOKENS
+    # Where the floors of S5 bind, two contexts cost the same, up to rounding.
+    key_s = np.maximum(0.0, behind_s - alone_s) / FAR_TOKENS
     fixed_s[:, 1:] -= key_s * (np.minimum(prompts, prompt_tokens) + 1) / 2
-    # Where the floor of S5 binds, two contexts cost the same, up to rounding.
     context_s = np.maximum(0.0, high_s - low_s) / (long - short) / batch
     fixed_s[1:] += (low_s - fixed_s[1:, 0] - context_s * batch * short)[:, None]
     return StepTable(

@@ -107,7 +107,7 @@ def test_a_layer_holds_what_its_feed_forward_makes(model: str, gemms: int) -> No
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
-def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_against_vllm_on_h100(number: int) -> None:
     """
     Every part of vLLM's own accounting, the row left out of the fit (eq. M4, M7, M8).
 
@@ -121,14 +121,15 @@ def test_against_vllm_on_h100(number: int, monkeypatch: pytest.MonkeyPatch) -> N
     """
     row, others = ROWS[number], [each for each in ROWS if each is not ROWS[number]]
     fitted = float(np.mean([bytes_per_logit(each) for each in others if each["sequences"] == 1024]))
-    assert fitted == pytest.approx(memory.SAMPLER_BYTES_PER_LOGIT, rel=0.01)
-    monkeypatch.setattr(memory, "SAMPLER_BYTES_PER_LOGIT", fitted)
+    sorting = catalog.find_engine(EngineChoice(version="0.15"))
+    assert fitted == pytest.approx(sorting.sorted_logit_bytes, rel=0.01)
     alone = float(np.mean([each["other_gib"] for each in others if each["tp"] == 1]))
     model, slicing = spec_of(row), Slicing(tp=row["tp"])
     engine = replace(
         catalog.find_engine(EngineChoice()),
         gpu_memory_utilization=row["memory_fraction"],
         activation_bytes=0.0,
+        logit_bytes=fitted,
         max_num_seqs=row["sequences"],
         max_num_batched_tokens=MEASURED["batched_tokens"],
         runtime_bytes=alone * GIB,
