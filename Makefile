@@ -29,7 +29,7 @@ LEAST ?= 0
 MUTATE ?= minicluster sizing serving loadtest
 TESTS ?= tests
 
-.PHONY: setup demo demo-70b test test-fast test-all test-faults test-fuzz test-netns mutants check fix bench docs clean platform
+.PHONY: setup demo demo-70b test test-fast test-all test-faults test-fuzz test-netns mutants check fix bench docs pictures clean platform
 
 setup: $(READY) ## .venv with the three commands and the CPU stack
 	@$(BIN)/python scripts/compile_simulation.py
@@ -102,6 +102,9 @@ docs: $(READY) ## the generated pages, and the site of all pages with the Python
 	@$(BIN)/python scripts/docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "out/site/index.html"
+
+pictures: setup ## docs/images anew, those whose pages have changed (Chromium, 2 minutes)
+	@$(BIN)/python scripts/pictures.py
 
 clean: ## what make made, a running deployment included
 	@[ ! -x $(BIN)/serving ] || $(BIN)/serving down 2>/dev/null || true
