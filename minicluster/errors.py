@@ -43,6 +43,8 @@ SET = Fault("is set")  # the fault of a value that does not matter where none is
 
 def unreadable(error: OSError) -> Fault:
     """Say why a file cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return Fault("does not exist")
     return Fault(f"cannot be read: {error.strerror}")
 
 
@@ -74,6 +76,29 @@ def written(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
+EXTRAS = {
+    **dict.fromkeys(("streamlit", "altair"), "ui"),
+    **dict.fromkeys(("locust", "gevent", "geventhttpclient"), "loadtest"),
+    **dict.fromkeys(("psutil", "ray", "vllm", "torch", "transformers", "nixl"), "cpu"),
+    **dict.fromkeys(("aiohttp", "fastapi", "grpc", "starlette", "uvicorn", "tokenizers"), "cpu"),
+    **dict.fromkeys(("h11", "prometheus_client", "safetensors"), "cpu"),
+}
+"""Extra of `pyproject.toml` that brings a package which `pip install` leaves out."""
+
+
+def missing_package(name: str | None) -> InputError | None:
+    """Return the error for a package of an extra that is not installed; `None`: of no extra."""
+    extra = EXTRAS.get((name or "").partition(".")[0])
+    if extra is None:
+        return None
+    or_gpu = ", or gpu on a machine with GPUs" if extra == "cpu" else ""
+    way_out = f"pip install 'REPOSITORY[{extra}]', where minicluster was installed from"
+    return InputError(
+        f"the package {name}", Fault("is not installed"), f"added by the extra {extra}{or_gpu}",
+        way_out,
+    )  # fmt: skip
+
+
 class InputError(MiniclusterError):
     """
     Input that cannot be used.
@@ -95,8 +120,7 @@ class InputError(MiniclusterError):
         self.expectation = expectation
         self.way_out = way_out
         tail = f" ({way_out})" if way_out else ""
-        joint = ", but there is " if expectation.startswith("no such ") else "; expected "
-        super().__init__(f"{place} {self.found}{joint}{expectation}{tail}")
+        super().__init__(f"{place} {self.found}{self._needed}{tail}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[object, ...]]:
         """Pickle what it was made of: workers raise it, too."""
@@ -109,6 +133,15 @@ class InputError(MiniclusterError):
             return "is missing"
         return self.value if isinstance(self.value, Fault) else f"is {written(self.value)}"
 
+    @property
+    def _needed(self) -> str:
+        """What has to stand there, as the end of the sentence that `found` begins."""
+        if self.expectation.startswith("no such "):
+            return f", but there is {self.expectation}"
+        if self.expectation.startswith("no "):
+            return f", but there can be {self.expectation}"
+        return f"; it has to be {self.expectation}"
+
     def inside(self, place: str) -> InputError:
         """Return the same error of a key that stands in *place*, such as a file."""
         where = f"{place}: {self.place}"
@@ -116,9 +149,18 @@ class InputError(MiniclusterError):
 
 
 class NegativeAnswer(MiniclusterError):
-    """The answer is no, with its reasons, one a line."""
+    """
+    The answer is no, with its reasons, one a line.
+
+    Args:
+        answered: whether the command has printed its whole answer as JSON, the reasons in it.
+    """
 
     exit_code = Exit.NEGATIVE
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class Inconclusive(MiniclusterError):

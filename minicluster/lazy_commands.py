@@ -6,7 +6,7 @@ import inspect
 from dataclasses import MISSING, fields
 from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -56,10 +56,29 @@ def lazy_app(package: str, about: str, commands: Commands) -> typer.Typer:
     app = typer.Typer(cls=LazyGroup, help=about, no_args_is_help=True)
 
     @app.callback(help=about)
-    def listed() -> None:
-        """Take no options of its own."""
+    def listed(
+        *,
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version",
+                help="Print the version and exit.",
+                is_eager=True,
+                callback=_print_version,
+            ),
+        ] = False,
+    ) -> None:
+        """Take no options of its own but the version's."""
 
     return app
+
+
+def _print_version(value: bool | None) -> None:  # noqa: FBT001  (Typer's callbacks)
+    if value:
+        from importlib import metadata  # noqa: PLC0415  (50 ms that no other command needs)
+
+        typer.echo(f"minicluster {metadata.version('minicluster')}")
+        raise typer.Exit
 
 
 def imported(where: str, name: str) -> Any:  # noqa: ANN401  (likewise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import sys
 from typing import Any, NoReturn
@@ -11,7 +12,13 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from minicluster.errors import Exit, InputError, MiniclusterError, unwritable
+from minicluster.errors import (
+    Exit,
+    InputError,
+    MiniclusterError,
+    missing_package,
+    unwritable,
+)
 
 USAGE_ERRORS: Any = typer.BadParameter.__mro__[2]
 """Click's root of everything wrong with a command line: newer Typers bring a Click of their own."""
@@ -44,8 +51,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     """
     Run a command line and exit with its code; see `minicluster.errors.Exit`.
 
-    An expected error is one line on stderr. Any other is our bug: its traceback is shown,
-    exit code 1.
+    An expected error is one line on stderr, and under `--json` an object on stdout, too. Any other
+    is our bug: its traceback is shown, exit code 1.
     """
     gc.set_threshold(COLLECTED_OBJECTS)
     command = typer.main.get_command(app)
@@ -57,13 +64,13 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
     except MiniclusterError as error:
-        say(_with_notes(f"{name}: {error}", error), style="red")
-        sys.exit(error.exit_code)
+        _leave(_with_notes(f"{name}: {error}", error), error)
     except USAGE_ERRORS as error:
         message = error.format_message()  # empty where Click has just shown the help itself
-        if message:
-            say(f"{name}: {message} (`{name} -h` shows how)", style="red")
-        sys.exit(Exit.BAD_INPUT)
+        if not message:
+            sys.exit(Exit.BAD_INPUT)
+        used = error.ctx.command_path if error.ctx else name
+        _leave(f"{name}: {message} (`{used} -h` shows how)", error, Exit.BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         say(_with_notes(f"{name}: interrupted", interrupt), style="red")
         sys.exit(Exit.INTERRUPTED)
@@ -74,10 +81,27 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     sys.exit(code if isinstance(code, int) else Exit.DONE)
 
 
+def _leave(message: str, error: BaseException, code: Exit | None = None) -> NoReturn:
+    """Report an error, as JSON on stdout where that was asked for, and end with its exit code."""
+    code = code if code is not None else getattr(error, "exit_code", Exit.BUG)
+    if "--json" in sys.argv and not getattr(error, "answered", False):
+        shown = {"kind": type(error).__name__, "message": message, "exit_code": int(code)}
+        if isinstance(error, InputError):
+            shown |= {"place": error.place, "expected": error.expectation, "hint": error.way_out}
+        sys.stdout.write(json.dumps({"error": shown}, indent=2) + "\n")
+    say(message, style="red")
+    sys.exit(code)
+
+
 def _invoke(command: Any, name: str) -> Any:  # noqa: ANN401
     try:
         with command.make_context(name, sys.argv[1:], help_option_names=HELP) as context:
             return command.invoke(context)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error.name)
+        if missing is None:
+            raise
+        raise missing from None
     except OSError as error:
         if error.errno not in FULL:
             raise

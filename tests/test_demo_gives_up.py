@@ -192,8 +192,8 @@ def test_a_load_is_shown_with_and_without_the_pace(demo: Any) -> None:  # noqa: 
 @pytest.mark.parametrize(
     ("cores", "memory_bytes", "says"),
     [
-        (1, 8e9, "1 core may be used; expected 2 or more"),
-        (2, 2.2e9, "2.2 GB of memory are available; expected 4.5 GB or more"),
+        (1, 8e9, "1 core may be used; it has to be 2 or more"),
+        (2, 2.2e9, "2.2 GB of memory are available; it has to be 4.5 GB or more"),
         (2, 8e9, None),
     ],
 )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -45,7 +46,10 @@ def launch_client(
         KeyboardInterrupt: passed on after the client has ended and kept its partial results.
         InputError: the client could not write into *folder* any more.
         MiniclusterError: the client crashed.
+        ModuleNotFoundError: Locust, which the extra `loadtest` brings, is not installed.
     """
+    if find_spec("locust") is None:
+        raise ModuleNotFoundError(name="locust")
     client = subprocess.Popen(
         [sys.executable, "-m", "loadtest.client.locustfile"],
         env=os.environ | {"LOADTEST_DIR": str(folder), "LOADTEST_PARENT": str(os.getpid())},

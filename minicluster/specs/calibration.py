@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_table, write_table
 from minicluster.specs.checks import Count, NotNegative, Positive, Spec, Whole, choice
 from minicluster.specs.step import Interference, PathCoefficients, StepCoefficients
@@ -89,10 +89,12 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
     lines = read_table(path, "a CSV of `serving measure`", OWN + KEY)
     rows = tuple(_row(line, place) for place, line in lines)
     if not rows:
-        raise InputError(str(path), "no rows", "the timed steps of `serving measure`")
+        raise InputError(str(path), Fault("has no rows"), "the timed steps of `serving measure`")
     if len({row.key for row in rows}) > 1:
         raise InputError(
-            str(path), "several machines or models", "the rows of one machine and one model"
+            str(path),
+            Fault("has rows of several machines or models"),
+            "the rows of one machine and one model",
         )
     return rows
 

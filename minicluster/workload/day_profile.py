@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def read_profile(path: Path, requests_per_s: float) -> DayProfile:
     _check_times(path, times)
     factor = requests_per_s if rate == "peak_fraction" else 1.0
     if not max(rates) > 0:
-        raise InputError(str(path), "no requests all day", "at least one rate above 0")
+        raise InputError(str(path), Fault("has no requests all day"), "at least one rate above 0")
     return DayProfile(requests_per_s=tuple(factor * value for value in rates))
 
 

@@ -120,7 +120,8 @@ def verify(*, as_json: AsJson = False) -> None:
         data = {"as_planned": not differing, "differences": differing, "changes": state.changes}
         typer.echo(json.dumps(data))
     if differing:
-        raise NegativeAnswer("\n  ".join(["the deployment differs from the plan:", *differing]))
+        lines = ["the deployment differs from the plan:", *differing]
+        raise NegativeAnswer("\n  ".join(lines), answered=as_json)
     if not as_json:
         pools = ", ".join(f"{pool.role} {pool.replicas}x{pool.slicing}" for pool in planned.pools)
         typer.echo(f"deployed as planned: {pools}")

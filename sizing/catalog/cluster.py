@@ -13,7 +13,7 @@ from minicluster.specs.cluster import ClusterSpec, topology_of
 from minicluster.specs.fabric import FailureSpec, SwitchSpec
 from minicluster.specs.topology import BANDWIDTH_WAY_OUT, TierSpec, Topology
 from sizing.catalog.folder import Catalog, find_file, unknown
-from sizing.catalog.gpu import find_gpu
+from sizing.catalog.gpu import find_gpu, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +86,9 @@ def find_cluster(choice: ClusterChoice, *, place: str = "cluster") -> ClusterSpe
 def _preset(choice: ClusterChoice, place: str) -> ClusterSpec:
     name = choice.preset or ""
     if name not in clusters():
+        if name in gpus():
+            way_out = f'{name} is a GPU: cluster.gpu = "{name}", with gpus_per_node and max_gpus'
+            raise InputError(f"{place}.preset", name, "a cluster preset", way_out)
         raise unknown(f"{place}.preset", name, "a cluster preset", clusters())
     preset = clusters()[name]
     gpu = find_gpu(choice.gpu, place=f"{place}.gpu").name if choice.gpu else preset.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -81,9 +82,21 @@ def exists(path: Path) -> bool:
 
 def unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> InputError:
     """Return the error for an unknown name, with the name that was probably meant."""
-    by_lower = {key.lower(): key for key in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    if near:
-        return InputError(place, name, expectation, f"did you mean {by_lower[near[0]]}?")
-    short = [key for key in by_lower.values() if "/" not in key and " " not in key]
-    return InputError(place, name, expectation, "known: " + ", ".join(short or by_lower.values()))
+    names = list(known)
+    near = meant(name, names)
+    if near is not None:
+        return InputError(place, name, expectation, f"did you mean {near}?")
+    short = [key for key in names if "/" not in key and " " not in key]
+    return InputError(place, name, expectation, "known: " + ", ".join(short or names))
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """
+    Return the known name that *name* probably misspells; `None`: none.
+
+    Numbers are sizes and versions: a name with others is the name of another thing.
+    """
+    numbers = set(re.findall(r"\d+", name))
+    alike = {key.lower(): key for key in known if numbers <= set(re.findall(r"\d+", key))}
+    near = difflib.get_close_matches(name.lower(), alike, n=1, cutoff=0.5)
+    return alike[near[0]] if near else None

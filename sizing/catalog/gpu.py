@@ -12,7 +12,7 @@ from minicluster.config import parse, read_toml
 from minicluster.errors import InputError
 from minicluster.specs.gpu import CollectiveEntry, Collectives, GpuSpec
 from minicluster.specs.price import ListPrice, PriceList
-from sizing.catalog.folder import Catalog, configs, unknown
+from sizing.catalog.folder import Catalog, configs, files, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -74,6 +74,9 @@ def find_gpu(name: str, *, place: str = "cluster.gpu") -> GpuSpec:
     for key, entry in gpus().items():
         if name.lower() in {alias.lower() for alias in (key, *entry.aliases)}:
             return entry.spec
+    if name in files("clusters"):
+        way_out = f'{name} is a preset: cluster.preset = "{name}"'
+        raise InputError(place, name, "a GPU of the catalog", way_out)
     raise unknown(place, name, "a GPU of the catalog", gpus())
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.specs.checks import Spec
 from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import DraftSpec, ModelSpec, with_weight_dtype
-from sizing.catalog.folder import Catalog, exists, unknown
+from sizing.catalog.folder import Catalog, exists, meant
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config
 
@@ -79,18 +80,28 @@ def _found_model(name: str, place: str) -> ModelSpec:
             read_config(path), name=directory.resolve().name, source=str(directory), place=name
         )
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
-        expected = "an existing config.json or the directory it is in"
+        fault = Fault(f"is the file {name}, which does not exist")
         way_out = f"paths are relative to where the command runs; `make demo` makes {DEMO_MODEL}"
-        raise InputError(place, name, expected, way_out)
+        raise InputError(place, fault, "a config.json or the directory it is in", way_out)
     other = repackaged(name, _model_names())
     if other is not None:
         return with_weight_dtype(_from_catalog(other.key, name, name), other.weight_dtype)
-    raise unknown(
-        place,
-        name,
-        "a catalog name, a hub id of the catalog, or an existing path to a config.json",
-        _model_names(),
-    )
+    expected = "a name or hub id of the catalog, or a directory with a config.json"
+    near = meant(name, _model_names())
+    way_out = f"did you mean {near}?" if near is not None else _how_to_get(name)
+    raise InputError(place, name, expected, way_out)
+
+
+def _how_to_get(name: str) -> str:
+    """Say how a model that is not in the catalog is planned, and what is there of its family."""
+    owner, slash, bare = name.rpartition("/")
+    bare = re.sub(r"[^\w.-]", "", bare) or "NAME"
+    url = f"https://huggingface.co/{owner if slash else 'OWNER'}/{bare}/raw/main/config.json"
+    family = re.match(r"[a-z]*", bare.lower())
+    alike = [key for key in models() if family and family[0] and key.startswith(family[0])]
+    same = f"; of this name the catalog has {', '.join(alike)}" if alike else ""
+    get = f"curl -fL --create-dirs -o {bare}/config.json {url}"
+    return f"get the file: {get} and take model.id = {bare!r}{same}"
 
 
 def _known_as(name: str) -> tuple[str, str] | None:

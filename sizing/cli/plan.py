@@ -65,7 +65,7 @@ def plan(
     except NoPlan as none:
         if asked.as_json:
             print_json({"infeasible": asdict(none.infeasible)})
-        raise NegativeAnswer(f"{scenario}: {none}") from None
+        raise NegativeAnswer(f"{scenario}: {none}", answered=asked.as_json) from None
     except KeyboardInterrupt as stopped:
         leave_interrupted(str(stopped) or "nothing found so far")
     for of, built in found.chosen.items():
@@ -109,7 +109,8 @@ def _replay_trace(found: ClassPlans) -> None:
         raise NegativeAnswer(
             f"{replayed}; its requests come closer together than arrivals by chance do: plan for"
             f" more, at first --set workload.requests_per_s={rate:.3g}, or allow bursts their time"
-            " (slo.ttft_s)"
+            " (slo.ttft_s)",
+            answered=True,
         )
     say(f"replayed: {replayed}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  (Typer reads the annotations)
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,10 +52,12 @@ def export(
 
 
 def read(
-    file: Annotated[
-        Path,
+    source: Annotated[
+        str,
         typer.Argument(
-            help="Script of `vllm serve`, manifest (Dynamo, Kubernetes, Ray), InferenceX record."
+            metavar="FILE",
+            help="Script of `vllm serve` or `docker run`, manifest (Dynamo, Kubernetes, Ray),"
+            " InferenceX record; - for standard input; or one command itself, in quotes.",
         ),
     ],
     scenario: Annotated[
@@ -66,9 +68,9 @@ def read(
     overrides: Overrides = None,
 ) -> None:
     """Read what runs in another stack as a scenario and pools, to predict and to better it."""
-    from sizing.stacks.read import read_deployment_file
+    from sizing.stacks.read import read_deployment
 
-    served, found = read_deployment_file(file, overrides or [], base=scenario)
+    served, found = read_deployment(_file_or_text(source), overrides or [], base=scenario)
     if out is not None:
         write_atomically(out, served.to_toml())
     if as_json:
@@ -83,6 +85,14 @@ def read(
     pools = " ".join(f"--{role} {size}" for role, size in found.pools.items())
     say(f"predict it:  sizing predict {place} {pools}")
     say(f"better it:   sizing plan {place}")
+
+
+def _file_or_text(source: str) -> Path | str:
+    """Return a command that was given itself as it is; else the file, `-` standard input's."""
+    from sizing.catalog.folder import exists
+
+    file = Path("/dev/stdin" if source == "-" else source)
+    return source if len(source.split()) > 1 and not exists(file) else file
 
 
 def traffic(

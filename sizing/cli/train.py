@@ -64,7 +64,8 @@ def train(
         raise NegativeAnswer(
             f"{found.memory_bytes / 1e9:.1f} GB a GPU do not fit the"
             f" {found.hbm_bytes / 1e9:.1f} GB of {machine.gpu.name}; use more tp, pp or zero, or"
-            " recompute"
+            " recompute",
+            answered=as_json,
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from sizing.stacks.flags import positive, unknown
 from sizing.stacks.script import Launch, engines_of_image
 
@@ -58,7 +58,9 @@ def documents(text: str, place: str) -> list[Any]:
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = place if mark is None else f"{place}:{mark.line + 1}"
-        raise InputError(where, problem or "no YAML", "YAML with each key once") from None
+        raise InputError(
+            where, Fault(f"is no YAML: {problem or error}"), "YAML with each key once"
+        ) from None
     kept: list[Any] = []
     for document in loaded:
         if isinstance(document, YamlTable) and document.get("kind") == "List":
@@ -82,7 +84,7 @@ def listed(holder: Mapping[str, Any], key: str, place: str) -> list[Any]:
     """Return a list of a table; an empty one where there is none."""
     value = holder.get(key) or []
     if not isinstance(value, list):
-        raise InputError(f"{place}: {key}", "no list", "a list")
+        raise InputError(f"{place}: {key}", Fault("is no list"), "a list")
     return value
 
 
@@ -90,7 +92,7 @@ def rows(holder: Mapping[str, Any], key: str, place: str) -> list[Mapping[str, A
     """Return a list of tables of a table; an empty one where there is none."""
     values = listed(holder, key, place)
     if not all(isinstance(value, Mapping) for value in values):
-        raise InputError(f"{place}: {key}", "a list of other things", "a list of tables")
+        raise InputError(f"{place}: {key}", Fault("is a list of other things"), "a list of tables")
     return values
 
 

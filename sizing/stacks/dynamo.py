@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.plan.vllm_args import KV_ROLES
 from sizing.stacks.documents import engines_of_container, gpus_of, listed, rows, table
 from sizing.stacks.engines import Pools, Texts, dns_name, yaml_text
@@ -74,7 +74,7 @@ def read_dynamo(document: Mapping[str, Any], place: str, notes: list[str]) -> It
         if kind in ("worker", *KV_ROLES):
             role = service.get("subComponentType") or (kind if kind in KV_ROLES else None)
             if role not in (None, *KV_ROLES):
-                shown = role if isinstance(role, str) else "no text"
+                shown = role if isinstance(role, str) else Fault("is no text")
                 raise InputError(f"{where}: subComponentType", shown, "prefill or decode")
             yield replace(_worker(service, where, spec, notes), role=role)
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from minicluster.config import Overrides, read_toml
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text
 from minicluster.specs.checks import one_of
 from minicluster.specs.slicing import Slicing
@@ -92,26 +92,27 @@ class ReadDeployment:
     notes: tuple[str, ...] = ()
 
 
-def read_deployment_file(
-    path: Path, overrides: Overrides = (), *, base: str | None = None
+def read_deployment(
+    source: Path | str, overrides: Overrides = (), *, base: str | None = None
 ) -> tuple[Scenario, ReadDeployment]:
     """
-    Return a file's deployment, as `read_deployed` reads it, and the scenario that it serves.
+    Return a deployment, as `read_deployed` reads it, and the scenario that it serves.
 
     Args:
+        source: as of `read_deployed`.
         overrides: scenario keys that the file does not give, such as the load.
         base: scenario for the keys of load, SLO and GPUs that neither gives; `None`: none.
 
     Raises:
         InputError: as `read_deployed`, or a key that none of them gives.
     """
-    deployment = read_deployed(path)
+    deployment, place = read_deployed(source), _place(source)
     raw = {} if base is None else _around(base, deployment.keys)
     for key, value in deployment.keys.items():
         of, _, name = key.partition(".")
         raw.setdefault(of, {})[name] = value
     try:
-        scenario = Scenario.of(scenario_from(raw, overrides, place=str(path)), str(path), None)
+        scenario = Scenario.of(scenario_from(raw, overrides, place=place), place, None)
     except InputError as error:
         if error.value is None and error.way_out is None:
             way_out = (
@@ -161,15 +162,19 @@ def _around(base: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def read_deployed(path: Path) -> ReadDeployment:
+def read_deployed(source: Path | str) -> ReadDeployment:
     """
     Read a script of `vllm serve`, a manifest of vLLM, or a record of InferenceX.
+
+    Args:
+        source: its file, or its text.
 
     Raises:
         InputError: a file of none of these kinds, contradictory engines, or anything that may
             change the plan and is not read.
     """
-    text, place, notes = read_text(path, FILES), str(path), list[str]()
+    text = source if isinstance(source, str) else read_text(source, FILES)
+    place, notes = _place(source), list[str]()
     record = _record(text)
     if record is not None and "kind" not in record:
         return _inferencex(record, place)
@@ -180,13 +185,18 @@ def read_deployed(path: Path) -> ReadDeployment:
         launches = engines_of_script(text, place, notes)
     other = OTHER_ENGINES.search(text)
     if other or not launches:
-        raise InputError(place, other[0] if other else "neither", FILES)
+        fault = f"starts another engine, {other[0]}" if other else "starts no engine of vLLM"
+        raise InputError(place, Fault(fault), FILES)
     engines = [read_vllm(launch) for launch in launches]
     told_apart = engines[1:] and all(pattern.search(text.lower()) for pattern in SPLIT)
     if told_apart and all(engine.role == "mixed" for engine in engines):
-        shown = "engines that are told apart as prefill and decode, but not by themselves"
-        raise InputError(place, shown, "the role of each", ROLES)
+        fault = Fault("tells engines apart as prefill and decode, but not by themselves")
+        raise InputError(place, fault, "a file that says the role of each", ROLES)
     return _together(engines, place, notes)
+
+
+def _place(source: Path | str) -> str:
+    return "the command" if isinstance(source, str) else str(source)
 
 
 def _record(text: str) -> dict[str, Any] | None:
@@ -204,7 +214,7 @@ def _launches(text: str, place: str, notes: list[str]) -> list[Launch]:
     launches: list[Launch] = []
     for document in documents(text, place):
         if not isinstance(document, YamlTable):
-            raise InputError(place, "a document", "documents that are tables")
+            raise InputError(place, Fault("has a document that is no table"), "tables alone")
         launches += _launches_of(document, f"{place}:{document.line}", notes)
     return launches
 
@@ -225,8 +235,8 @@ def _launches_of(document: YamlTable, place: str, notes: list[str]) -> list[Laun
     if not launches and kind not in PODS:
         raise InputError(f"{place}: kind", name, "one with engines of vLLM")
     if len(launches) < sum(_starts(document)):
-        shown = "engines in containers beside those that are read"
-        raise InputError(place, shown, "engines in the main containers of workers")
+        fault = Fault("has engines in containers beside those that are read")
+        raise InputError(place, fault, "a file with engines in the main containers of workers")
     notes += [] if launches else [f"{place}: {kind} starts no engine: not read"]
     return launches
 
@@ -245,13 +255,14 @@ def _together(engines: Sequence[ReadEngine], place: str, notes: list[str]) -> Re
     """Return the keys and pools of engines that serve one model; each role has one kind of them."""
     models = {engine.model for engine in engines}
     if len(models) > 1:
-        raise InputError(place, ", ".join(sorted(models)), "engines of one model", "split the file")
+        fault = Fault(f"has engines of {', '.join(sorted(models))}")
+        raise InputError(place, fault, "a file with one model", "split the file")
     heads = [engine for engine in engines if not engine.follows]
     kinds = {(engine.role, engine.slicing) for engine in heads}
     for engine in engines:
         if (engine.role, engine.slicing) not in kinds:
-            expected = "the first node of its replica beside it, in the same layout"
-            raise InputError(engine.launch.place, "a further node", expected)
+            expected = "beside the first node of its replica, in the same layout"
+            raise InputError(engine.launch.place, Fault("is a further node"), expected)
     layouts = dict(sorted(kinds, key=itemgetter(0), reverse=True))
     if len(layouts) < len(kinds) or list(layouts) not in (["mixed"], ["prefill", "decode"]):
         shown = ", ".join(dict.fromkeys(f"{engine.role} {engine.slicing}" for engine in heads))

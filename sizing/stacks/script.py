@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from sizing.stacks.flags import UNKNOWN, effects, unknown
 from sizing.stacks.shell import Command, Value, commands
 
@@ -80,8 +80,9 @@ def engines_of_script(
             ended = name if engines and name in {"wait", "kill", "pkill", "killall"} else ended
             continue
         if ended:
-            shown, expected = f"an engine after `{ended}`", "engines that run at the same time"
-            raise InputError(command.place, shown, expected, "split the file")
+            fault = Fault(f"starts an engine after `{ended}`")
+            expected = "a file of engines that run at the same time"
+            raise InputError(command.place, fault, expected, "split the file")
         replicas, line = command.comment
         if comments.get(line) == command.place and replicas > 1:
             expected = "no comment that says so above a loop, whose rounds are counted"
@@ -123,8 +124,8 @@ def engines_of_command(command: Command, notes: list[str]) -> list[Launch]:
         launch = Launch(words=words[end:], place=place, dynamo=dynamo, environment=variables)
         engines, before = [launch], names[:begin]
     if not engines and ENGINE.search(" ".join((*words, command.text))):
-        shown = f"{names[0]} with an engine in its arguments or its text"
-        raise InputError(place, shown, "a command that starts vllm serve itself")
+        fault = Fault(f"starts {names[0]} with an engine in its arguments or its text")
+        raise InputError(place, fault, "a command that starts vllm serve itself")
     if engines:
         _check_once(command, before)
     return engines
@@ -138,12 +139,13 @@ def _check_once(command: Command, before: Sequence[str]) -> None:
         word in once or re.match(r"-|\w+=|\d", word) or last.startswith("-")
         for last, word in pairwise(["", *before])
     ):
-        shown = f"{' '.join(before[:3])} before an engine"
-        raise InputError(command.place, shown, "vllm serve or python -m, started once")
+        fault = Fault(f"has {' '.join(before[:3])} before an engine")
+        raise InputError(command.place, fault, "vllm serve or python -m, started once")
     if command.sometimes:
-        expected = "engines of which the file says how many run"
+        expected = "a file that says how many engines run"
         way_out = "write each command that runs on a line of its own"
-        raise InputError(command.place, f"an engine in {command.sometimes}", expected, way_out)
+        fault = Fault(f"has an engine in {command.sometimes}")
+        raise InputError(command.place, fault, expected, way_out)
 
 
 def _engine(words: Sequence[str]) -> tuple[int, int, bool] | None:
@@ -208,6 +210,6 @@ def engines_of_image(
         if IMAGE in image:
             words = ("vllm", "serve", *words)
         elif words[0].startswith("-"):
-            shown = f"{image} with {' '.join(words)[:40]}"
-            raise InputError(place, shown, "an image whose command is known: vllm/vllm-openai")
+            fault = Fault(f"starts {image} with {' '.join(words)[:40]}")
+            raise InputError(place, fault, "an image whose command is known: vllm/vllm-openai")
     return engines_of_command(Command(words=words, place=place, environment=environment), notes)

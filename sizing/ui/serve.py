@@ -34,12 +34,11 @@ def serve(host: str, port: int) -> NoReturn:
     Become Streamlit, which serves the page until Ctrl-C or SIGTERM.
 
     Raises:
-        InputError: Streamlit is not installed, or the address cannot be listened on.
+        InputError: the address cannot be listened on.
+        ModuleNotFoundError: Streamlit, which the extra `ui` brings, is not installed.
     """
     if find_spec("streamlit") is None:
-        raise InputError(
-            "streamlit", None, "the package that draws the page", "`pip install -e '.[ui]'`"
-        )
+        raise ModuleNotFoundError(name="streamlit")
     _refuse_taken(host, port)
     options = {"server.address": host, "server.port": str(port), **QUIET}
     page = Path(__file__).with_name("page.py")

@@ -84,7 +84,7 @@ def test_files_that_belong_together_are_all_written_or_none(tmp_path: Path) -> N
         first, second = disk.path / "first", disk.path / "second"
         write_together({first: "before", second: "before"})
         with pytest.raises(
-            InputError, match="below cannot be written: Not a directory; expected a file"
+            InputError, match="below cannot be written: Not a directory; it has to be a file"
         ):
             write_together({first: "after", second / "below": "after"})
         with disk.full(room_bytes=8192), pytest.raises(InputError, match="No space left"):

@@ -177,7 +177,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("/dev/null")
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     for stream in ("pipe", "device", "stdout"):
-        with pytest.raises(InputError, match=f"{stream} is 'a stream'; expected .*{SCRIPT}"):
+        with pytest.raises(InputError, match=f"{stream} is 'a stream'; it has to be .*{SCRIPT}"):
             write_page(tmp_path / stream, page())
     assert {path.name for path in tmp_path.iterdir()} == {"pipe", "device", "stdout"}
 

@@ -74,7 +74,7 @@ def test_help_is_whole(command: str, width: int) -> None:
             "--output-tokens is '10', but there is no such option with --trace",
         ),
         ("--prefix-tokens 5 --trace t.csv", "there is no such option with --trace"),
-        (f"{BASE} --think 1", "--think is 1.0; expected --users or --turns"),
+        (f"{BASE} --think 1", "--think is 1.0; it has to be --users or --turns"),
         (f"{BASE} --skip-unanswered", "--skip-unanswered"),
         (f"{BASE} --time-unit s", "--trace is missing"),
         ("--slo ttft=1 --trace t.csv --time-unit h", "--time-unit is 'h'"),

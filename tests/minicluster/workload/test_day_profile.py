@@ -38,10 +38,10 @@ def test_rates_change_linearly_and_the_day_repeats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", r"day.csv is 'an empty file'; expected the columns time_s or hour"),
-        ("hour,rate\n0,1\n12,1\n", r"day.csv:1 is 'hour,rate'; expected the columns"),
+        ("", r"day.csv is 'an empty file'; it has to be the columns time_s or hour"),
+        ("hour,rate\n0,1\n12,1\n", r"day.csv:1 is 'hour,rate'; it has to be the columns"),
         ("hour,requests_per_s,x\n0,1,2\n", r"day.csv:1 is 'hour,requests_per_s,x'"),
-        ("hour,requests_per_s\n0,1\n12\n", r"day.csv:3 is '12'; expected two numbers"),
+        ("hour,requests_per_s\n0,1\n12\n", r"day.csv:3 is '12'; it has to be two numbers"),
         ("hour,requests_per_s\n0,1\n12,-2\n", r"day.csv:3: requests_per_s is -2.0"),
         ("hour,requests_per_s\n0,1\n12,nan\n", r"day.csv:3: requests_per_s is nan"),
         ("hour,requests_per_s\n0,1\n12,many\n", r"day.csv:3: requests_per_s is 'many'"),
@@ -50,8 +50,8 @@ def test_rates_change_linearly_and_the_day_repeats(tmp_path: Path) -> None:
         ("hour,requests_per_s\n0,1\n", r"1 rows"),
         ("hour,requests_per_s\n0,1\n8,1\n4,1\n", r"day.csv:4 is 14400.0.*sort by time"),
         ("hour,requests_per_s\n0,1\n0,1\n", r"day.csv:2 is 0.0.*sort by time"),
-        ("hour,requests_per_s\n0,1\n6,1\n18,1\n", r"day.csv:4 is 64800.0; expected a row at 43200"),
-        ("hour,requests_per_s\n1,1\n13,1\n", r"day.csv:2 is 3600.0; expected a row at 0 s"),
+        ("hour,requests_per_s\n0,1\n6,1\n18,1\n", r"day.csv:4 is 64800.0; it has to be a row at 43200"),
+        ("hour,requests_per_s\n1,1\n13,1\n", r"day.csv:2 is 3600.0; it has to be a row at 0 s"),
         ("hour,requests_per_s\n0,1\n6,1\n", r"expected the last row at 64800 s"),
     ],
 )

@@ -19,10 +19,10 @@ from tests.serving.command import taken_port
 @pytest.mark.parametrize(
     ("cert", "key", "says"),
     [
-        ("one", None, "--tls-cert is '.*one'; expected both, --tls-key"),
-        (None, "one", "--tls-key is '.*one'; expected both, --tls-cert"),
-        ("none", "one", "--tls-cert is '.*none'; expected a file that can be read"),
-        ("one", "none", "--tls-key is '.*none'; expected a file that can be read"),
+        ("one", None, "--tls-cert is '.*one'; it has to be both, --tls-key"),
+        (None, "one", "--tls-key is '.*one'; it has to be both, --tls-cert"),
+        ("none", "one", "--tls-cert is '.*none'; it has to be a file that can be read"),
+        ("one", "none", "--tls-key is '.*none'; it has to be a file that can be read"),
         ("one", "two", "expected PEM files of a certificate and of its key"),
         ("locked", "locked", "without a password"),
         ("text", "one", "expected PEM files"),

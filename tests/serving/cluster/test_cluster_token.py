@@ -45,7 +45,7 @@ def test_a_token_that_cannot_be_written_is_said_in_a_line(
 ) -> None:
     """Below a file, or on a full disk, as /dev/full is one; nothing is left of it."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file; expected a writable folder"):
+    with pytest.raises(InputError, match="is a file; it has to be a writable folder"):
         write_token(tmp_path / "file" / "token")
     monkeypatch.setattr(os, "fdopen", lambda file, _mode: full(file))
     with pytest.raises(InputError, match="No space left on device"):

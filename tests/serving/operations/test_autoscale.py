@@ -127,7 +127,7 @@ def test_the_command_follows_until_ctrl_c(
     ("options", "says"),
     [
         (("--decode", "2"), "--auto without them"),
-        (("--margin", "-1"), "--margin is -1.0; expected a finite number, zero or more"),
+        (("--margin", "-1"), "--margin is -1.0; it has to be a finite number, zero or more"),
         (("--hold-seconds", "-1"), "--hold-seconds is -1.0"),
     ],
 )

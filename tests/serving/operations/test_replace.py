@@ -60,10 +60,10 @@ def test_without_a_deployment_there_is_nothing_to_replace(plan: Plan, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--port", "9000"), "--port is 9000; expected 8123 as it runs, with --replace"),
-        (("--host", "0.0.0.0"), "--host is '0.0.0.0'; expected 127.0.0.1"),  # noqa: S104
-        (("--engine", "simulated"), "--engine is 'simulated'; expected vllm"),
-        (("--open",), "--open is 'given'; expected no --open with --replace"),
+        (("--port", "9000"), "--port is 9000; it has to be 8123 as it runs, with --replace"),
+        (("--host", "0.0.0.0"), "--host is '0.0.0.0'; it has to be 127.0.0.1"),  # noqa: S104
+        (("--engine", "simulated"), "--engine is 'simulated'; it has to be vllm"),
+        (("--open",), "--open is 'given', but there can be no --open with --replace"),
     ],
 )
 @pytest.mark.usefixtures("running")
@@ -78,7 +78,7 @@ def test_what_clients_rely_on_stays(tmp_path: Path, options: tuple[str, ...], sa
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ("model", InputError, "model.id is 'another'; expected demo, which clients"),
+        ("model", InputError, "model.id is 'another'; it has to be demo, which clients"),
         ("devices", InputError, "expected a plan for cpu"),
         ("not ready", TargetFailed, "is not up"),
         ("gone", TargetFailed, "is not up"),

@@ -38,7 +38,7 @@ def test_a_port_in_use_is_named(
     with taken_port(host) as port:
         done = serving_here(tmp_path, "up", "plan.json", *options, "--port", port)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"--port is {port}; expected a port of {host} that is free" in done.stderr
+    assert f"--port is {port}; it has to be a port of {host} that is free" in done.stderr
     assert not [*HOME.iterdir()]
 
 
@@ -309,7 +309,7 @@ def test_the_cause_of_a_failed_start_is_not_hidden_by_its_end(
     assert done.returncode == 5
     assert done.stderr.splitlines()[-2:] == [
         "serving: the first engine did not start",
-        "logs is 'No space left'; expected room (they stay in /there)",
+        "logs is 'No space left'; it has to be room (they stay in /there)",
     ]
 
 

@@ -116,7 +116,7 @@ def test_a_rate_beside_classes_has_to_be_their_sum() -> None:
             ],
         },
     }
-    with pytest.raises(InputError, match=r"requests_per_s is 3.0; expected 1.*leave it out"):
+    with pytest.raises(InputError, match=r"requests_per_s is 3.0; it has to be 1.*leave it out"):
         scenario_from(raw, place="s")
 
 

@@ -253,7 +253,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "mlp_layer",
      "before sparse"),
     ("qwen2", {"layer_types": ["full_attention", "deepseek_sparse_attention"] * 2},
-     "layer_types[1]", "'deepseek_sparse_attention'; expected one of sliding"),
+     "layer_types[1]", "'deepseek_sparse_attention'; it has to be one of sliding"),
     ("llama", {"model_type": None}, "model_type", "is missing"),
     ("llama", {"hidden_size": "64"}, "hidden_size", "whole number"),
     ("llama", {"hidden_size": -64}, "hidden_size", "whole number"),

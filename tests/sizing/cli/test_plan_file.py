@@ -103,15 +103,15 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
             (
                 ("schema_version",),
                 version,
-                f"plan.json: schema_version {found}; expected 3 (plan again",
+                f"plan.json: schema_version {found}; it has to be 3 (plan again",
             )
             for version, found in ((2, "is 2"), (4, "is 4"), (None, "is missing"))
         ),
-        (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is set; expected nothing there"),
+        (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is set; it has to be nothing there"),
         (("inputs", "engine", "name"), "x", "a plan says it once, in engine.name"),
         (("more",), 1, "plan.json: more is 1, but there is no such field in a plan"),
-        (("cost", "gpus"), 1, "cost.gpus is 1; expected "),
-        (("calibration", "name"), "another", "calibration.name is 'another'; expected 'h100-sxm"),
+        (("cost", "gpus"), 1, "cost.gpus is 1; it has to be "),
+        (("calibration", "name"), "another", "calibration.name is 'another'; it has to be 'h100-sxm"),
         (("model", "layers"), 3, "model.layers is 3, but there is no such key"),
         (("workload", "requests_per_s"), "many", "plan.json: workload.requests_per_s is 'many'"),
         (("cost",), None, "plan.json: cost is missing"),
@@ -120,9 +120,9 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
         (
             ("step_model", "decode", "sequences"),
             [0.0, 0.0],
-            "sequences is [0.0, 0.0]; expected two",
+            "sequences is [0.0, 0.0]; it has to be two",
         ),
-        (("pools", -1, "dtype"), "fp8", "dtype is 'fp8'; expected 'bf16', as in the inputs"),
+        (("pools", -1, "dtype"), "fp8", "dtype is 'fp8'; it has to be 'bf16', as in the inputs"),
     ],
 )
 def test_a_file_that_contradicts_itself(

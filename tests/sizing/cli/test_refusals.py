@@ -52,8 +52,8 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ),
         ("calibrate -o x.json", "SCENARIO is missing"),
         ("calibrate laptop --from x -o x.json", "no SCENARIO"),
-        ("calibrate laptop --hold-out x -o x.json", "--hold-out is missing; expected --from"),
-        ("calibrate laptop --keep -o x.json", "--keep is true; expected --engine"),
+        ("calibrate laptop --hold-out x -o x.json", "--hold-out is missing; it has to be --from"),
+        ("calibrate laptop --keep -o x.json", "--keep is true; it has to be --engine"),
     ],
     ("plan", *QUICK): [
         ("--set search.confidence_fraction=1", "from 0.5 to 0.99"),
@@ -71,9 +71,9 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8@l4", "one of search.gpus: h100-sxm"),
     ],
     ("predict", "deepseek-v3-h200"): [
-        ("--mixed 1xTP3", "--mixed is 'TP3'; expected TP 2 or 4: the number of attention"),
-        ("--mixed 1xTP8xEP7", "--mixed: ep is 7; expected a divisor of tp x dp = 8"),
-        ("--mixed 1xTP8xEP4", "--mixed is 'TP8xEP4'; expected ep 1, or 8: vLLM divides"),
+        ("--mixed 1xTP3", "--mixed is 'TP3'; it has to be TP 2 or 4: the number of attention"),
+        ("--mixed 1xTP8xEP7", "--mixed: ep is 7; it has to be a divisor of tp x dp = 8"),
+        ("--mixed 1xTP8xEP4", "--mixed is 'TP8xEP4'; it has to be ep 1, or 8: vLLM divides"),
         ("--mixed 1xTP8xDP3xEP24", "an ep that divides the model's 256 experts"),
         ("--mixed 1xTP1xDP3", "expected tp x dp 2 or 4: an expert's width 2,048"),
         ("--mixed 1xTP1xDP256xEP256", "expected at most cluster.max_gpus = 128 GPUs"),
@@ -83,7 +83,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8 --set engine.speculative_tokens=1", "mean_accepted_tokens is missing"),
         (
             "--mixed 1xTP1xDP8xEP8 --set engine.all_to_all=pplx",
-            "engine.all_to_all is 'pplx'; expected a library that vllm 0.29.0 sends tokens",
+            "engine.all_to_all is 'pplx'; it has to be a library that vllm 0.29.0 sends tokens",
         ),
         (
             "--mixed 1xTP1xDP8xEP8 --set engine.two_batch_overlap=true",
@@ -132,7 +132,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--trace /none --users 5", "no options about arrivals besides it"),
         ("--trace /none --set workload.requests_per_s=1", "no --set workload.… besides it"),
         ("--time-unit s", "--trace is missing"),
-        ("--trace /none --time-unit min", "--time-unit is 'min'; expected one of s, ms, us, ns"),
+        ("--trace /none --time-unit min", "--time-unit is 'min'; it has to be one of s, ms, us, ns"),
         ("-o /none/x.csv --requests 10", "an existing folder"),
         ("--set cluster.max_gpus=3", "plan again"),
         ("--set workload.input_tokens=100000", "engine.max_model_len"),
@@ -197,11 +197,11 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("rail-only --set gpus=[16384]=2", "gpus"),
     ],
     ("export", "PLAN"): [
-        ("--to nim", "--to is 'nim'; expected one of vllm, sglang"),
-        ("--to dynamo", "--image is missing; expected the container image that dynamo starts"),
-        ("--to vllm -o /dev/null", "--out /dev/null is a file; expected a writable folder"),
+        ("--to nim", "--to is 'nim'; it has to be one of vllm, sglang"),
+        ("--to dynamo", "--image is missing; it has to be the container image that dynamo starts"),
+        ("--to vllm -o /dev/null", "--out /dev/null is a file; it has to be a writable folder"),
     ],
-    ("accept", "PLAN"): [("-o /dev/null", "--out /dev/null is a file; expected a writable folder")],
+    ("accept", "PLAN"): [("-o /dev/null", "--out /dev/null is a file; it has to be a writable folder")],
     ("plan", "llama-3.1-8b-h100"): [
         ("--set engine.max_lora_rank=0", "engine.max_lora_rank"),
         ("--set engine.max_loras=4", "workload.lora_adapters"),

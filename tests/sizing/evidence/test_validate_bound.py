@@ -133,9 +133,9 @@ def test_labels_mend_rows_and_leave_others_out(sizing: Sizing, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("one,moved,,x", "kind is 'moved'; expected one of layout"),
-        ("one,layout,,as its recipe", "evidence is 'as its recipe'; expected is tp=N"),
-        ("one,duplicate within file,,", "evidence is missing; expected train:ID"),
+        ("one,moved,,x", "kind is 'moved'; it has to be one of layout"),
+        ("one,layout,,as its recipe", "evidence is 'as its recipe'; it has to be is tp=N"),
+        ("one,duplicate within file,,", "evidence is missing; it has to be train:ID"),
     ],
 )
 def test_labels_that_say_nothing_are_refused(line: str, said: str, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_the_nearest_version_of_an_engine_stands_in() -> None:
     for (name, version), (own, nearest, noted) in asked.items():
         profile, notes = nearest_engine(name, version, known)
         assert (profile.name, profile.version, bool(notes)) == (own, nearest, noted)
-    with pytest.raises(InputError, match="'sglang'; expected one of vllm, trtllm"):
+    with pytest.raises(InputError, match="'sglang'; it has to be one of vllm, trtllm"):
         nearest_engine("sglang", "0.5.9", known)
 
 
@@ -152,18 +152,18 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ({"engine": "trtllm", "gpu": "a100-sxm"}, "weight_dtype is 'fp8'; expected one of bf16"),
+        ({"engine": "trtllm", "gpu": "a100-sxm"}, "weight_dtype is 'fp8'; it has to be one of bf16"),
         ({"engine": "trtllm", "weight_dtype": "fp4"}, "weight_dtype is 'fp4'"),
-        ({"tp": "6", "gpus": "6"}, "tp is 6; expected a width that the 64 attention heads"),
-        ({"ep": "8"}, "ep is 8; expected a width that the 1 experts"),
-        ({"engine": "lightllm"}, "engine is 'lightllm'; expected one of"),
-        ({"model": "acme/nothing"}, "model is 'acme/nothing'; expected a catalog name"),
-        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; expected one of fp32, bf16, fp16, int8, fp8"),
-        ({"kv_dtype": "fp4"}, "kv_dtype is 'fp4'; expected one of"),
+        ({"tp": "6", "gpus": "6"}, "tp is 6; it has to be a width that the 64 attention heads"),
+        ({"ep": "8"}, "ep is 8; it has to be a width that the 1 experts"),
+        ({"engine": "lightllm"}, "engine is 'lightllm'; it has to be one of"),
+        ({"model": "acme/nothing"}, "model is 'acme/nothing'; it has to be a catalog name"),
+        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; it has to be one of fp32, bf16, fp16, int8, fp8"),
+        ({"kv_dtype": "fp4"}, "kv_dtype is 'fp4'; it has to be one of"),
         ({"kv_dtype": "fp8", "gpu": "a100-sxm"}, None),
         (
             {"kv_dtype": "fp8", "gpu": "a100-sxm", "engine": "trtllm", "weight_dtype": "bf16"},
-            "kv_dtype is 'fp8'; expected one of fp32, bf16, fp16, int8 on a100-sxm",
+            "kv_dtype is 'fp8'; it has to be one of fp32, bf16, fp16, int8 on a100-sxm",
         ),
         ({"engine": "trtllm", "weight_dtype": "fp4", "model": "openai/gpt-oss-120b"}, None),
     ],

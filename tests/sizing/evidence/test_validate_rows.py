@@ -93,7 +93,7 @@ def test_every_line_has_an_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cells", [{"dp": "3"}, {"replicas": "3"}, {"dp": "2", "replicas": "2"}])
 def test_gpus_that_contradict_their_copies_are_refused(cells: dict[str, str]) -> None:
     """8 GPUs of tp 2 x pp 2 are two copies, and no other number of them."""
-    with pytest.raises(InputError, match="gpus is '8'; expected tp x pp x"):
+    with pytest.raises(InputError, match="gpus is '8'; it has to be tp x pp x"):
         row_from(CLOSED | cells, "rows.csv:7")
 
 
@@ -101,7 +101,7 @@ def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
     """The first missing column is named."""
     path = tmp_path / "rows.csv"
     path.write_text("id,model\n1,llama\n", encoding="utf-8")
-    with pytest.raises(InputError, match="gpu is missing; expected a column"):
+    with pytest.raises(InputError, match="gpu is missing; it has to be a column"):
         read_rows(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="UTF-8"):
@@ -126,5 +126,5 @@ def test_a_column_in_another_unit_is_refused(tmp_path: Path, column: str, other:
     """It would be taken for one that was not measured."""
     path = write_rows(tmp_path / "rows.csv", CLOSED)
     path.write_text(path.read_text(encoding="utf-8").replace(column, other), encoding="utf-8")
-    with pytest.raises(InputError, match=f"'{other}'; expected {column}"):
+    with pytest.raises(InputError, match=f"'{other}'; it has to be {column}"):
         read_rows(path)

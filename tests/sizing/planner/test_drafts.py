@@ -93,14 +93,14 @@ def test_the_bounds_count_tokens_of_a_step() -> None:
     [
         (("speculative_tokens=1",), "engine.mean_accepted_tokens is missing"),
         (("mean_accepted_tokens=0.5",), "engine.speculative_tokens is missing"),
-        (("speculative_tokens=1", "mean_accepted_tokens=1.5"), "1.5; expected at most"),
-        (("speculative_tokens=1", "mean_accepted_tokens=-0.1"), "-0.1; expected a number from 0"),
-        (("speculative_tokens=99", "mean_accepted_tokens=1"), "99; expected a number from 0 to 32"),
-        (("speculative_tokens=1.5", "mean_accepted_tokens=1"), "1.5; expected"),
+        (("speculative_tokens=1", "mean_accepted_tokens=1.5"), "1.5; it has to be at most"),
+        (("speculative_tokens=1", "mean_accepted_tokens=-0.1"), "-0.1; it has to be a number from 0"),
+        (("speculative_tokens=99", "mean_accepted_tokens=1"), "99; it has to be a number from 0 to 32"),
+        (("speculative_tokens=1.5", "mean_accepted_tokens=1"), "1.5; it has to be"),
         (("speculative_tokens=3", "mean_accepted_tokens=2"), "llama-3.1-70b has no draft head"),
         (
             ("speculative_tokens=7", "mean_accepted_tokens=2", "max_num_seqs=2000"),
-            "2000; expected at most 1,024: the tokens in a step of vllm 0.29.0 on h100-sxm over",
+            "2000; it has to be at most 1,024: the tokens in a step of vllm 0.29.0 on h100-sxm over",
         ),
     ],
 )
@@ -125,4 +125,4 @@ def test_a_calibrated_machine_knows_no_drafts(
     options = [word for each in (f"model.id={tmp_path}", *drafts) for word in ("--set", each)]
     done = sizing("plan", laptop[0], *options, *laptop[3:])
     assert done.code == 2
-    assert "engine.speculative_tokens is 1; expected 0 with a calibration" in done.err
+    assert "engine.speculative_tokens is 1; it has to be 0 with a calibration" in done.err

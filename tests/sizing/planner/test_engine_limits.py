@@ -99,15 +99,15 @@ def test_what_is_asked_for_is_planned_or_refused(
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("max_num_seqs", 0, "is 0; expected .*1 to 65,536"),
-        ("max_num_seqs", 1.5, r"is 1\.5; expected .*a whole number"),
+        ("max_num_seqs", 0, "is 0; it has to be .*1 to 65,536"),
+        ("max_num_seqs", 1.5, r"is 1\.5; it has to be .*a whole number"),
         ("max_num_seqs", 9000, r"8,192.* \(set engine\.max_num_batched_tokens to 9000"),
-        ("max_num_batched_tokens", 1, "is 1; expected .*from 16"),
-        ("chunked_prefill_tokens", 10_000, "is 10000; expected at most 8,192.*on h100-sxm"),
-        ("gpu_memory_utilization", 0.0, r"is 0\.0; expected .*above 0"),
-        ("gpu_memory_utilization", 1.01, r"is 1\.01; expected .*at most 1"),
-        ("block_size", 24, "is 24; expected a multiple of 16.*h100-sxm"),
-        ("watermark_fraction", 1.0, r"is 1\.0; expected .*0 to 0\.99"),
+        ("max_num_batched_tokens", 1, "is 1; it has to be .*from 16"),
+        ("chunked_prefill_tokens", 10_000, "is 10000; it has to be at most 8,192.*on h100-sxm"),
+        ("gpu_memory_utilization", 0.0, r"is 0\.0; it has to be .*above 0"),
+        ("gpu_memory_utilization", 1.01, r"is 1\.01; it has to be .*at most 1"),
+        ("block_size", 24, "is 24; it has to be a multiple of 16.*h100-sxm"),
+        ("watermark_fraction", 1.0, r"is 1\.0; it has to be .*0 to 0\.99"),
         ("watermark", 0.1, r"is 0\.1, but there is no such key.*sizing schema"),
     ],
 )

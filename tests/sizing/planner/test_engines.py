@@ -103,7 +103,7 @@ def test_export_goes_to_the_engine_of_the_plan(engine: str) -> None:
     plan = planned(engine)
     assert export(plan) == export(plan, engine)
     for target in {*FORMATS} - {engine}:
-        with pytest.raises(InputError, match=f"'{target}'; expected {engine}"):
+        with pytest.raises(InputError, match=f"'{target}'; it has to be {engine}"):
             export(plan, target, image="image")
     if engine == "trtllm":
         settings = yaml.safe_load(export(plan)["mixed.yaml"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sizing import catalog
-from sizing.stacks.read import read_deployment_file
+from sizing.stacks.read import read_deployment
 from sizing.ui import dropped, form
 from tests.sizing.stacks.test_read import RECORD, SERVE
 from tests.sizing.stacks.test_traffic import log_lines
@@ -68,7 +68,7 @@ def test_a_deployment_is_read_as_the_command_reads_it(
     case = form.Case.typed("llama-2-70b-long", before | keys | read, "")
     file = tmp_path / "run.sh"
     file.write_text(text)
-    given, found = read_deployment_file(
+    given, found = read_deployment(
         file, [f"{key}={value}" for key, value in keys.items()], base="llama-2-70b-long"
     )
     asked = case.scenario()
@@ -175,9 +175,9 @@ def test_conversations_need_characters_per_token() -> None:
     drop(page, "log", "talk.json", TALK)
     write(page, {})
     [said] = [each.value for each in page.error]
-    assert said.startswith("Characters per token is missing; expected characters of a token")
+    assert said.startswith("Characters per token is missing; it has to be characters of a token")
     write(page, {"ratio": "four"})
-    assert "Characters per token is 'four'; expected a number" in page.error[0].value
+    assert "Characters per token is 'four'; it has to be a number" in page.error[0].value
     write(page, {"ratio": "4"})
     assert page.get_by_key("0:workload.input_tokens").value == "100"
     assert page.get_by_key("0:workload.requests_per_s").value == "2"
@@ -187,8 +187,8 @@ def test_conversations_need_characters_per_token() -> None:
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [
-        ("deployment", f"{SERVE} -tp two", "bad:1: --tensor-parallel-size is 'two'; expected a"),
-        ("deployment", "hello", "bad is 'neither'; expected a command `vllm serve …`"),
+        ("deployment", f"{SERVE} -tp two", "bad:1: --tensor-parallel-size is 'two'; it has to be a"),
+        ("deployment", "hello", "bad is 'neither'; it has to be a command `vllm serve …`"),
         ("log", '{"time": "x", "prompt_tokens": 1, "output_tokens": 1}', "bad:1 is"),
         ("log", "", "an empty file"),
     ],
