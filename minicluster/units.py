@@ -33,6 +33,11 @@ def gigabytes(size_bytes: float, digits: int = 1) -> str:
     return f"{size_bytes / 1e9:,.{digits}f} GB"
 
 
+def counted(number: int, unit: str) -> str:
+    """Write a number of things by the name of one: `1 GPU`, `2 GPUs`."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+
 Record = TypeVar("Record")
 
 

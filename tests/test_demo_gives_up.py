@@ -216,7 +216,7 @@ def test_a_machine_that_is_too_small_is_refused(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(demo, "AGAIN", tmp_path / "file" / "again")
     if says is None:
-        assert "expected a folder that can be written" in demo.refused()
+        assert "it has to be a folder that can be written" in demo.refused()
 
 
 def test_a_log_that_cannot_be_written_stops_no_command(

@@ -87,7 +87,9 @@ def unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> In
     if near is not None:
         return InputError(place, name, expectation, f"did you mean {near}?")
     short = [key for key in names if "/" not in key and " " not in key]
-    return InputError(place, name, expectation, "known: " + ", ".join(short or names))
+    other = sibling(name, names)
+    asked = f"did you mean {other}? " if other is not None else ""
+    return InputError(place, name, expectation, f"{asked}known: {', '.join(short or names)}")
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
@@ -96,7 +98,20 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
     Numbers are sizes and versions: a name with others is the name of another thing.
     """
-    numbers = set(re.findall(r"\d+", name))
-    alike = {key.lower(): key for key in known if numbers <= set(re.findall(r"\d+", key))}
+    numbers = set(NUMBER.findall(name))
+    alike = {key.lower(): key for key in known if numbers <= set(NUMBER.findall(key))}
     near = difflib.get_close_matches(name.lower(), alike, n=1, cutoff=0.5)
     return alike[near[0]] if near else None
+
+
+NUMBER = re.compile(r"\d+")
+
+
+def sibling(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that differs in one number alone, such as h100-8 from h100-9."""
+    shape = NUMBER.sub("0", name.lower())
+    for key in known:
+        pairs = zip(NUMBER.findall(name), NUMBER.findall(key), strict=False)
+        if NUMBER.sub("0", key.lower()) == shape and sum(a != b for a, b in pairs) == 1:
+            return key
+    return None

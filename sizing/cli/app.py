@@ -30,12 +30,34 @@ COMMANDS = {
         "ui": ("ui:ui", "Serve a page on which scenarios are planned and compared, until Ctrl-C."),
         "schema": (
             "catalog:schema",
-            "Print every scenario key with type, unit, default and limits.",
+            (
+                "Print every scenario key with type, unit, default and limits; or plan.json's"
+                " JSON Schema."
+            ),
         ),
         "models": ("catalog:models", "Print the model catalog."),
         "gpus": ("catalog:gpus", "Print the GPU catalog."),
+        "presets": (
+            "catalog:presets",
+            "Print the cluster presets: what cluster.preset may name.",
+        ),
+        "engines": (
+            "catalog:engines",
+            "Print the engine profiles: what engine.name and engine.version may name.",
+        ),
+        "prices": (
+            "catalog:prices",
+            'Print the list prices of GPUs, which cost.prices = "catalog" takes.',
+        ),
     },
     "Ask": {
+        "fit": (
+            "fit:fit",
+            (
+                "Tell whether a model fits so many GPUs, memory by memory; without one, which"
+                " models do."
+            ),
+        ),
         "capacity": (
             "questions:capacity",
             "Find the highest rate, and the users, that so many GPUs carry within the SLO.",

@@ -21,6 +21,8 @@ from minicluster.specs.checks import attribute_docs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from rich.progress import Progress, Task
+
     from minicluster.pages.page import ChartRow, Section
     from minicluster.plan import Plan
 
@@ -153,21 +155,35 @@ def leave_interrupted(what: str) -> NoReturn:
     raise Exit(ExitCode.INTERRUPTED)
 
 
-def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterable[Item]:
+def tracked(items: Iterable[Item], what: str, *, total: int | None = None) -> Iterator[Item]:
     """Show a progress bar on stderr, on a terminal only, while *items* are taken."""
-    from rich.progress import track
+    with _bar() as bar:
+        yield from bar.track(items, total=total, description=what)
 
-    return track(
-        items, what, total=total, console=talk, disable=not talk.is_terminal, transient=True
-    )
+
+def _bar() -> Progress:
+    """Return a bar with counts and about how long the rest takes, on a terminal's stderr."""
+    from rich.progress import BarColumn, Progress, ProgressColumn
+    from rich.text import Text
+
+    class Counts(ProgressColumn):
+        """`12 of 27, about 40 s`."""
+
+        def render(self, task: Task) -> Text:
+            """Write the counts, and the rest where it is known."""
+            if task.total is None:
+                return Text("")
+            left = "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s"
+            return Text(f"{task.completed:.0f} of {task.total:.0f}{left}")
+
+    columns = ("{task.description}", BarColumn(), Counts())
+    return Progress(*columns, console=talk, disable=not talk.is_terminal, transient=True)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr, on a terminal only, that is told done and total."""
-    from rich.progress import Progress
-
-    with Progress(console=talk, disable=not talk.is_terminal, transient=True) as bar:
+    with _bar() as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -14,10 +14,10 @@ from minicluster.phases import PREFILL, TTFT_PHASES
 from minicluster.specs.parameters import num_active_parameters, parameters
 from minicluster.specs.step import StepCoefficients
 from minicluster.workload.sources import RequestSource, drawn
-from sizing.latency.memory import slot_bytes, weight_bytes
 from sizing.latency.step import verified
 from sizing.latency.work import busiest_share
 from sizing.planner import bounds
+from sizing.planner.layout import LayoutShape, memory_parts
 from sizing.planner.predict import (
     mean_batch,
     planned_models,
@@ -113,32 +113,19 @@ def _pool(plan: Plan, pool: Pool, mean_tokens: float) -> PoolMemory:
         drafts=engine.speculative_tokens,
     )
     usable = pages.usable_blocks(pool.kv_bytes)
+    shape = LayoutShape(slicing=pool.slicing, gpu=pool.gpu)
     lengths = sorted({max(1, round(mean_tokens)), engine.max_model_len})
     return PoolMemory(
         role=pool.role,
-        parts_bytes=_memory_parts(plan, pool),
+        parts_bytes=memory_parts(
+            plan.inputs, shape, plan.engine.gpu_memory_utilization, pool.kv_bytes
+        ),
         kv_bytes_per_token=kv_bytes_per_token(model, slicing=pool.slicing),
         state_bytes=pages.fixed_blocks * pages.block_bytes,
         block_bytes=pages.block_bytes,
         block_tokens=pages.block_tokens,
         sequences={each: pool.dp * int(usable // pages.blocks(each)) for each in lengths},
     )
-
-
-def _memory_parts(plan: Plan, pool: Pool) -> dict[str, float]:
-    model, gpu = plan.inputs.model, plan.inputs.kinds[pool.gpu]
-    weights = weight_bytes(model, slicing=pool.slicing)
-    if gpu.kind == "cpu":
-        return {"weights": weights, "KV cache": pool.kv_bytes}
-    whole = gpu.require("hbm_bytes")
-    parts = {
-        "weights": weights,
-        "KV cache": pool.kv_bytes,
-        "left to others": whole * (1 - plan.engine.gpu_memory_utilization),
-    }
-    if plan.inputs.engine.lora is not None:
-        parts["adapters"] = slot_bytes(model, plan.inputs.engine, slicing=pool.slicing)
-    return {**parts, "activations and engine": whole - sum(parts.values())}
 
 
 TTFT_EQUATION = "Q5"

@@ -264,6 +264,31 @@ def kv_space(inputs: Inputs, shape: LayoutShape, *, sequences: int) -> float:
     return kv_space_bytes(inputs.model, inputs.kinds[shape.gpu], engine, slicing=shape.slicing)
 
 
+def memory_parts(
+    inputs: Inputs, shape: LayoutShape, utilization: float, kv_bytes: float
+) -> dict[str, float]:
+    """
+    Return what the memory of a replica's fullest GPU is divided into, in bytes by name (eq. M4).
+
+    Args:
+        utilization: share of the memory that the engine takes; a CPU's is not divided.
+        kv_bytes: KV cache of the GPU.
+    """
+    weights = weight_bytes(inputs.model, slicing=shape.slicing)
+    gpu = inputs.kinds[shape.gpu]
+    if gpu.kind == "cpu":
+        return {"weights": weights, "KV cache": kv_bytes}
+    whole = gpu.require("hbm_bytes")
+    parts = {
+        "weights": weights,
+        "KV cache": kv_bytes,
+        "left to others": whole * (1 - utilization),
+    }
+    if inputs.engine.lora is not None:
+        parts["adapters"] = slot_bytes(inputs.model, inputs.engine, slicing=shape.slicing)
+    return {**parts, "activations and engine": whole - sum(parts.values())}
+
+
 def kv_pool_bytes(
     inputs: Inputs, shape: LayoutShape, *, max_num_seqs: int, held: int, context_tokens: int
 ) -> float:

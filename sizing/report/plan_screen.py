@@ -12,8 +12,9 @@ from minicluster.pages.page import ChartRow, DataTable, FactTable, Section
 from minicluster.pages.shown import sections_of
 from minicluster.plan import Inputs, KvOffload, Plan, Pool, Prediction, Validation, to_json
 from minicluster.specs.slo import SloSpec
-from minicluster.units import gigabytes, seconds
+from minicluster.units import counted, gigabytes, seconds
 from sizing.catalog.endpoint import endpoint_cost
+from sizing.catalog.gpu import list_price
 from sizing.latency.memory import slot_bytes
 from sizing.network.network_cost import Spanning, spanning
 from sizing.planner.plan import ClassPlans
@@ -92,7 +93,7 @@ def prediction_sections(
         inputs: what they were predicted of; `None`: limits are not shown, nor the network.
     """
     predicted, unit = found.prediction, "GPU" if inputs is None else _unit(inputs)
-    size = _count(sum(pool.gpus for pool in found.pools), unit)
+    size = counted(sum(pool.gpus for pool in found.pools), unit)
     title = f"SLO met: {size} at {rate_text(found.workload)}"
     if found.misses:
         title = "\n".join(f"SLO missed: {miss}" for miss in found.misses)
@@ -131,7 +132,7 @@ def pool_rows(pools: tuple[Pool, ...], prediction: Prediction, *, unit: str) -> 
             pool_name(pool, pools),
             f"{pool.replicas} x TP{sliced(pool)}"
             + (f", {pool.spare_replicas} spare" if pool.spare_replicas else ""),
-            _count(pool.gpus, unit),
+            counted(pool.gpus, unit),
             f"{prediction.utilisation_fraction[pool.role]:.0%} of capacity",
             f"bound by {prediction.bottleneck[pool.role]}",
         )
@@ -166,13 +167,13 @@ def latency_rows(prediction: Prediction, slos: Mapping[str, SloSpec]) -> DataTab
 def headline(plan: Plan) -> str:
     """Return model, load, GPUs and nodes of a plan."""
     kinds = plan.gpus_by_kind.items()
-    size = " and ".join(_count(gpus, f"{kind} GPU") for kind, gpus in kinds)
+    size = " and ".join(counted(gpus, f"{kind} GPU") for kind, gpus in kinds)
     if _unit(plan.inputs) == "core":
-        size = _count(plan.cost.gpus, "core")
+        size = counted(plan.cost.gpus, "core")
     classes = len(plan.workload.classes)
     load = f"{plan.model.id} at {rate_text(plan.workload)}"
     load += f" of {classes} classes" if classes else ""
-    return f"{load}: {size} on {_count(plan.cost.nodes, 'node')}{free_gpus(plan)}"
+    return f"{load}: {size} on {counted(plan.cost.nodes, 'node')}{free_gpus(plan)}"
 
 
 def rate_text(load: WorkloadSpec | RequestClass) -> str:
@@ -185,10 +186,6 @@ def rate_text(load: WorkloadSpec | RequestClass) -> str:
 
 def _unit(inputs: Inputs) -> str:
     return "core" if inputs.gpu.kind == "cpu" else "GPU"
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 def _capacity(prediction: Prediction) -> tuple[str, str]:
@@ -352,9 +349,20 @@ def next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Section
         commands[f"sizing export {name}"] = f"writes the commands of {plan.engine.name}"
     width = max(map(len, commands))
     lines += [f"{command:{width}}  {effect}" for command, effect in commands.items()]
+    if price := _list_price(plan):
+        lines.append(f"--set cost.prices=catalog adds what it costs: list prices, {price} an hour")
     if not verbose:
         lines.append("--verbose shows batch limits, KV cache, all percentiles and more")
     return facts("", [("Next", "\n".join(lines))])
+
+
+def _list_price(plan: Plan) -> str | None:
+    """Return what the GPUs of a plan without a price cost by the lists; `None`: it is unknown."""
+    prices = {gpu: list_price(gpu) for gpu in plan.gpus_by_kind}
+    known = {gpu: price.usd_per_gpu_hour for gpu, price in prices.items() if price is not None}
+    if plan.cost.price_usd_per_hour is not None or len(known) < len(prices):
+        return None
+    return f"${sum(gpus * known[gpu] for gpu, gpus in plan.gpus_by_kind.items()):,.2f}"
 
 
 @sections_of.register(ClassPlans)

@@ -9,12 +9,12 @@ import numpy as np
 from minicluster.pages.figure import BLUE, PALE, RED, Figure, axes, axis, contour, heat_map
 from minicluster.pages.page import Cell, ChartRow, Section, Text
 from minicluster.pages.shown import sections_of
-from minicluster.units import seconds
+from minicluster.units import counted, seconds
 from sizing.planner.studies.capacity import Capacity, CapacityPoint
 from sizing.planner.studies.day import Day
-from sizing.planner.studies.decisions import Decisions, needed
+from sizing.planner.studies.decisions import Decision, Decisions, needed
 from sizing.planner.studies.result import StudyResult, figures
-from sizing.planner.studies.split_map import UNSIZED, SplitMap, SplitPoint
+from sizing.planner.studies.split_map import LINK, RATIO, UNSIZED, SplitMap, SplitPoint
 from sizing.report.study import FROM_ZERO, series_figure
 from sizing.report.tables import bold, columns_table, interval, latency, number, table
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from sizing.planner.studies.grid import Swept
 
 NO_PRICE = (
     "no price: --set cluster.price_usd_per_gpu_hour=PRICE, or cost.prices=catalog, gives $ per"
@@ -47,8 +49,7 @@ def capacity_sections(found: Capacity) -> list[Section | ChartRow]:
     headline = "No number of GPUs asked for holds the SLO"
     if carrying:
         best = carrying[-1]
-        size = f"{best.gpus} GPU{'s' if best.gpus > 1 else ''}"
-        headline = f"{size} carry {best.requests_per_s:,.4g} requests/s within the SLO"
+        headline = f"{counted(best.gpus, 'GPU')} carry {best.requests_per_s:,.4g} requests/s within the SLO"
     gpus, x_axis = [float(point.gpus) for point in carrying], axis("GPUs") | FROM_ZERO
     charts = (
         series_figure(title, {title: (gpus, values)}, x_axis, axis(unit) | FROM_ZERO, unit=unit)
@@ -133,7 +134,8 @@ def split_map_sections(found: SplitMap) -> list[Section | ChartRow]:
     rows = [(y, *map(_split_cell, row)) for y, row in _rows(found)]
     title = f"Saved by splitting, share of {found.objective}; ? where the sign is open"
     words = {str(cell) for _, *row in rows for cell in row}
-    shown = table(title, (f"{found.y.key}\n{found.x.key} →", *found.x.values), rows)
+    heads = (f"{_axis_name(found.y.key)}\n{_axis_name(found.x.key)} →", *_shown_values(found.x))
+    shown = table(title, heads, rows)
     notes = tuple(map(Text, _split_notes(found, words)))
     return [Section(headline, notes), ChartRow((_map_figure(found),)), shown]
 
@@ -142,7 +144,8 @@ def _split_notes(found: SplitMap, words: set[str]) -> Iterator[str]:
     if found.interrupted:
         yield PARTIAL
     yield from _sharing(found.classes)
-    yield "In brackets: chance that the sign is right, from the error model of the plans"
+    if any("(" in word for word in words):
+        yield "In brackets: chance that the sign is right, from the error model of the plans"
     if "aggregated" in words:
         yield "aggregated: split pools miss the SLO, or cost twice as much or more"
     if "split" in words:
@@ -153,7 +156,8 @@ def _split_notes(found: SplitMap, words: set[str]) -> Iterator[str]:
 
 def _rows(found: SplitMap) -> list[tuple[str, Sequence[SplitPoint]]]:
     width = len(found.x.values)
-    return [(y, found.points[at * width : (at + 1) * width]) for at, y in enumerate(found.y.values)]
+    values = enumerate(_shown_values(found.y))
+    return [(y, found.points[at * width : (at + 1) * width]) for at, y in values]
 
 
 def _split_cell(point: SplitPoint) -> str | Cell:
@@ -186,13 +190,13 @@ def _map_figure(found: SplitMap) -> Figure:
     hover = f"%{{z:.0f}} % of {found.objective}; %{{text}}"
     return Figure(
         title="Saved by splitting",
-        caption=f"Saved by splitting, % of {found.objective}, over {found.x.key} and"
-        f" {found.y.key}; beyond the line split pools cost no more than aggregated ones",
+        caption=f"Saved by splitting, % of {found.objective}, over {_axis_name(found.x.key)} and"
+        f" {_axis_name(found.y.key)}; beyond the line split pools cost no more than aggregated ones",
         traces=(
             heat_map(name, percent, texts, hover=hover, colours=(RED, PALE, BLUE)),
             contour("break-even", percent, at=BREAK_EVEN),
         ),
-        layout=axes(_ticks(found.x.key, found.x.values), _ticks(found.y.key, found.y.values)),
+        layout=axes(_ticks(found.x), _ticks(found.y)),
     )
 
 
@@ -212,8 +216,23 @@ def _gpus(point: SplitPoint) -> str:
     )
 
 
-def _ticks(key: str, values: Sequence[str]) -> dict[str, Any]:
-    return axis(key) | {"tickvals": list(range(len(values))), "ticktext": list(values)}
+def _ticks(swept: Swept) -> dict[str, Any]:
+    values = _shown_values(swept)
+    return axis(_axis_name(swept.key)) | {"tickvals": list(range(len(values))), "ticktext": values}
+
+
+AXES = {RATIO: ("prompt tokens per answer token", 1.0), LINK: ("link, GB/s", 1e9)}
+"""Name and unit of the axes of a map that are no scenario keys."""
+
+
+def _axis_name(key: str) -> str:
+    return AXES[key][0] if key in AXES else key
+
+
+def _shown_values(swept: Swept) -> list[str]:
+    if swept.key not in AXES:
+        return list(swept.values)
+    return [f"{float(value) / AXES[swept.key][1]:.3g}" for value in swept.values]
 
 
 # --- decisions
@@ -225,10 +244,12 @@ def decisions_sections(found: Decisions) -> list[Section | ChartRow]:
     base = needed(found.base)
     notes = [PARTIAL] if found.interrupted else []
     notes.append("Planned anew with one thing changed at a time.")
-    headline = f"As given: {'no plan' if base is None else f'{base} GPUs'}"
+    headline = f"As given: {'no plan' if base is None else counted(base, 'GPU')}"
+    same = [row for row in found.rows if row.against_gpus == 0]
     rows: list[tuple[int | None, int, tuple[str | Cell, ...]]] = [
         (row.gpus, 1, (row.name, row.value, *_needed(row.result, row.against_gpus)))
         for row in found.rows
+        if row not in same
     ]
     given = ("as given", "", *_needed(found.base, None))
     rows.append((base, 0, bold(*given)))
@@ -237,9 +258,20 @@ def decisions_sections(found: Decisions) -> list[Section | ChartRow]:
     return [
         Section(headline, tuple(map(Text, notes))),
         ChartRow(tuple(_decision_figures(found))),
-        table("Planned anew with one thing changed", heads, [cells for _, _, cells in rows],
-              words=("decision", "changed to", "what binds"), details=("TTFT", "TPOT")),
+        table("What changes the GPUs", heads, [cells for _, _, cells in rows],
+              words=("decision", "changed to", "what binds"), details=("TTFT", "TPOT"),
+              notes=_unchanged(same)),
     ]  # fmt: skip
+
+
+def _unchanged(rows: Sequence[Decision]) -> Iterator[str]:
+    """Yield what was changed and needs as many GPUs as the plan as given."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.name, []).append(row.value.rpartition("=")[2])
+    if names:
+        changes = "; ".join(f"{name} {', '.join(values)}" for name, values in names.items())
+        yield f"{len(rows)} others: no change ({changes})"
 
 
 def _decision_figures(found: Decisions) -> Iterator[Figure]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minicluster.pages.page import Cell, ChartRow, DataTable, FactTable, Page, Section, Text
 from minicluster.phases import label
 from minicluster.specs.slo import PERCENTILES, SloSpec
-from minicluster.units import seconds
+from minicluster.units import counted, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -149,9 +149,10 @@ def sliced(pool: Pool) -> str:
 
 def free_gpus(plan: Plan) -> str:
     """Return how many GPUs of its nodes the plan leaves free; empty if none."""
-    unit = "cores" if plan.inputs.gpu.kind == "cpu" else "GPUs"
+    unit = "core" if plan.inputs.gpu.kind == "cpu" else "GPU"
     stranded = plan.cost.stranded_gpus
-    return f", {stranded} {unit} stay free" if stranded else ""
+    stay = "stays" if stranded == 1 else "stay"
+    return f", {counted(stranded, unit)} {stay} free" if stranded else ""
 
 
 def latency_table(prediction: Prediction, slos: Mapping[str, SloSpec]) -> Section:

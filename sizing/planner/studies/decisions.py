@@ -227,7 +227,7 @@ def _forecasts(inputs: Inputs) -> Iterator[tuple[str, str, Callable[[], Inputs]]
         yield "answers", change, partial(with_lengths, inputs, answers=scale)
     link = link_bytes_per_s(inputs)
     for scale in LINK_SCALES if link else ():
-        yield "links", f"{(link or 0) * scale:.3g} bytes/s", partial(with_links, inputs, scale)
+        yield "links", f"{(link or 0) * scale / 1e9:.3g} GB/s", partial(with_links, inputs, scale)
     spine = spine_oversubscription(inputs)
     for ratio in SPINES if spine else ():
         if ratio != spine:

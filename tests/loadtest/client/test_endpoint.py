@@ -102,7 +102,9 @@ def test_adapters_are_the_other_models_that_are_listed() -> None:
     with endpoint(listed) as (host, _):
         assert check_models(host, "base", adapters=2)[:2] == ("base", ("red", "blue"))
         assert check_models(host, "base")[1] == ()
-        with pytest.raises(InputError, match=r"workload.lora_adapters is 3; it has to be at most 2"):
+        with pytest.raises(
+            InputError, match=r"workload.lora_adapters is 3; it has to be at most 2"
+        ):
             check_models(host, "base", adapters=3)
 
 

@@ -221,6 +221,6 @@ def test_unanswered_requests_can_be_left_out(tmp_path: Path) -> None:
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
-    for name, message in (("none", "No such file"), ("binary", "binary")):
+    for name, message in (("none", "does not exist"), ("binary", "binary")):
         with pytest.raises(InputError, match=message):
             read_trace(tmp_path / name)

@@ -202,7 +202,7 @@ def test_a_trace_without_a_rate_says_so(tmp_path: Path) -> None:
         ({"lengths": [[1, 2, 3], [1, 2.5, 3]]}, "lengths.1.1", "a whole number"),
         ({"lengths": [[1, 1, 1]] * 5_000}, "lengths", "at most 4,096 rows"),
         ({"lengths": [[10, 2, 3]], "prefix_tokens": 10}, "prefix_tokens", "longest input, 10"),
-        ({"trace": "nowhere.log"}, "s: workload.trace: nowhere.log", "No such file"),
+        ({"trace": "nowhere.log"}, "s: workload.trace: nowhere.log", "does not exist"),
         ({"trace": "t", "input_tokens": 5}, "input_tokens", "beside trace"),
         ({}, "input_tokens", "`lengths`"),
     ],

@@ -24,7 +24,7 @@ from tests.serving.command import serving_here
 TWO_REASONS = {"pools.1.placement.0.gpus": [98], "pools.1.kv_bytes": 1.0}
 RULE = {"deployable.rule_broken": "pp = 2"}
 ANYWHERE = "0.0.0.0"  # noqa: S104  (refused without keys)
-CLUSTER = "expected one of the two"
+CLUSTER = "it has to be one of the two"
 
 
 def _changed(plan: Plan, change: dict[str, object] | None) -> str:
@@ -46,14 +46,19 @@ def _changed(plan: Plan, change: dict[str, object] | None) -> str:
         ("up plan.json", {"pools": []}, 2, "one prefill and one decode pool"),
         ("up plan.json", {"surprise": 1}, 2, "no such field"),
         ("up plan.json", None, 2, "plan.json"),
-        (f"up plan.json --host {ANYWHERE}", {}, 2, f"--host is '{ANYWHERE}'; it has to be API keys"),
+        (
+            f"up plan.json --host {ANYWHERE}",
+            {},
+            2,
+            f"--host is '{ANYWHERE}'; it has to be API keys",
+        ),
         ("up plan.json --host 192.0.2.1 --open --port 0", {}, 2, "an address of this machine"),
         ("up plan.json --tls-cert no.pem --tls-key no.pem", {}, 2, "a file that can be read"),
         ("up plan.json --tls-cert plan.json", {}, 2, "both, --tls-key too"),
         ("up plan.json", TWO_REASONS, 3, "cores [98]"),
         ("up plan.json", TWO_REASONS, 3, "one sequence of 2048 tokens"),
         ("up plan.json", RULE, 3, "pp = 2"),
-        ("up plan.json --engine sglang", {}, 2, "expected vllm or simulated"),
+        ("up plan.json --engine sglang", {}, 2, "it has to be vllm or simulated"),
         ("up plan.json --slowdown 2", {}, 2, "--engine simulated"),
         ("up plan.json --engine simulated --slowdown 0.5", {}, 2, "at least 1"),
         ("up plan.json --engine simulated --slowdown nan", {}, 2, "at least 1"),
@@ -91,7 +96,7 @@ def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     done = serving_here(tmp_path, "status")
     said = (
         "serving: /there/file cannot be written: No space left on device;"
-        " expected a disk that has room\n"
+        " it has to be a disk that has room\n"
     )
     assert (done.returncode, done.stderr) == (2, said)
 

@@ -83,9 +83,13 @@ def test_a_model_on_disk_without_such_layers_is_a_finding(
 def test_a_deployment_without_a_head_is_refused(deployment: Deployment) -> None:
     """An edited file: the key, its value and what is expected."""
     engine = replace(deployment.engine, speculative_tokens=2)
-    with pytest.raises(InputError, match=r"engine.speculative_tokens is 2; it has to be 0: the model"):
+    with pytest.raises(
+        InputError, match=r"engine.speculative_tokens is 2; it has to be 0: the model"
+    ):
         replace(deployment, engine=engine)
-    with pytest.raises(InputError, match=r"engine.mean_accepted_tokens is 3.0; it has to be at most"):
+    with pytest.raises(
+        InputError, match=r"engine.mean_accepted_tokens is 3.0; it has to be at most"
+    ):
         replace(deployment.engine, speculative_tokens=2, mean_accepted_tokens=3.0)
 
 

@@ -79,7 +79,7 @@ def test_what_clients_rely_on_stays(tmp_path: Path, options: tuple[str, ...], sa
     ("change", "error", "said"),
     [
         ("model", InputError, "model.id is 'another'; it has to be demo, which clients"),
-        ("devices", InputError, "expected a plan for cpu"),
+        ("devices", InputError, "it has to be a plan for cpu"),
         ("not ready", TargetFailed, "is not up"),
         ("gone", TargetFailed, "is not up"),
     ],

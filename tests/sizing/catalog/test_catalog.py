@@ -132,11 +132,12 @@ def test_cluster_without_preset() -> None:
 @pytest.mark.parametrize(
     ("find", "name", "hint"),
     [
+        (find_model, "Qwen/Qwen2.5-72B", "-o Qwen2.5-72B/config.json https://"),
         (find_model, "llama-3.1-70", "did you mean llama-3.1-70b?"),
         (find_model, "meta-llama/Llama-3.1-70B-Instrct", "meta-llama/Llama-3.1-70B-Instruct?"),
-        (find_model, "zzz", "known: bloom-176b"),
+        (find_model, "zzz", "https://huggingface.co/OWNER/zzz/raw/main/config.json"),
         (find_model, "./nowhere", "make demo"),
-        (find_model, "a\0b", "known: bloom-176b"),
+        (find_model, "a\0b", "config.json"),
         (find_gpu, "h100-sxn", "did you mean h100-sxm?"),
         (find_gpu, "TPU v7", "known: a100-pcie"),
         (lambda name: find_cluster(ClusterChoice(preset=name)), "h100-9", "did you mean h100-8?"),

@@ -117,7 +117,7 @@ def test_another_engine_is_one_file(configs: Path, chunked: str) -> None:
         "length_jitter": "0.5",
     }  # fmt: skip
     row = row_from(cells, "rows.csv:2")
-    assert "expected one of vllm" in predict_row(row).reason
+    assert "it has to be one of vllm" in predict_row(row).reason
     base = configs / "engines" / "vllm-0.15.toml"
     added(base, "mine-2.0", name='"mine"', version='"2.0"', chunked_prefill=chunked)
     catalog.engines.cache_clear()

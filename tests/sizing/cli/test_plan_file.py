@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from minicluster.errors import InputError
 from minicluster.plan import Plan, plan_from, read_plan, to_json
 from minicluster.plan.document import KEPT_AT_TOP, KEPT_OF_CALIBRATION
+from minicluster.plan.json_schema import plan_schema
 from minicluster.specs.calibration import CalibrationKey, CalibrationSpec
 from sizing.cli.common import with_overrides
 from tests import plans
@@ -96,6 +98,20 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
     assert to_json(again) == text
 
 
+def test_the_json_schema_takes_plans_and_nothing_else(plan: Plan) -> None:
+    """What `sizing schema --plan` prints; a field too many, missing, or of another type is none."""
+    Draft202012Validator.check_schema(plan_schema())
+    validator = Draft202012Validator(plan_schema())
+    raw = json.loads(to_json(plan))
+    assert [error.message for error in validator.iter_errors(raw)] == []
+    edits: tuple[dict[str, Any], ...] = (
+        {"more": 1}, {"schema_version": 2}, {"pools": None}, {"slo": {"ttft_s": "fast"}},
+        {"model": {"id": "x"}}, {"engine": raw["engine"] | {"cores": 2}},
+        {"inputs": raw["inputs"] | {"model": raw["inputs"]["model"] | {"id": "twice"}}},
+    )  # fmt: skip
+    assert not any(validator.is_valid(raw | edit) for edit in edits)
+
+
 @pytest.mark.parametrize(
     ("where", "value", "says"),
     [
@@ -107,11 +123,19 @@ def test_a_plan_comes_back_the_same(plan: Plan) -> None:
             )
             for version, found in ((2, "is 2"), (4, "is 4"), (None, "is missing"))
         ),
-        (("inputs", "scenario", "slo"), {}, "inputs.scenario.slo is set; it has to be nothing there"),
+        (
+            ("inputs", "scenario", "slo"),
+            {},
+            "inputs.scenario.slo is set; it has to be nothing there",
+        ),
         (("inputs", "engine", "name"), "x", "a plan says it once, in engine.name"),
         (("more",), 1, "plan.json: more is 1, but there is no such field in a plan"),
         (("cost", "gpus"), 1, "cost.gpus is 1; it has to be "),
-        (("calibration", "name"), "another", "calibration.name is 'another'; it has to be 'h100-sxm"),
+        (
+            ("calibration", "name"),
+            "another",
+            "calibration.name is 'another'; it has to be 'h100-sxm",
+        ),
         (("model", "layers"), 3, "model.layers is 3, but there is no such key"),
         (("workload", "requests_per_s"), "many", "plan.json: workload.requests_per_s is 'many'"),
         (("cost",), None, "plan.json: cost is missing"),

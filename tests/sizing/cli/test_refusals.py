@@ -29,7 +29,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("day llama-3.1-8b-h100 --profile sin-day --cold-start-seconds 9", "sine-day?"),
         (
             "day llama-3.1-8b-h100 --profile no.csv --cold-start-seconds 9",
-            "no.csv cannot be read: No such",
+            "no.csv does not exist; it has to be a CSV",
         ),
         *(
             (f"day llama-3.1-8b-h100 --profile sine-day --cold-start-seconds {options}", says)
@@ -75,8 +75,8 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--mixed 1xTP8xEP7", "--mixed: ep is 7; it has to be a divisor of tp x dp = 8"),
         ("--mixed 1xTP8xEP4", "--mixed is 'TP8xEP4'; it has to be ep 1, or 8: vLLM divides"),
         ("--mixed 1xTP8xDP3xEP24", "an ep that divides the model's 256 experts"),
-        ("--mixed 1xTP1xDP3", "expected tp x dp 2 or 4: an expert's width 2,048"),
-        ("--mixed 1xTP1xDP256xEP256", "expected at most cluster.max_gpus = 128 GPUs"),
+        ("--mixed 1xTP1xDP3", "it has to be tp x dp 2 or 4: an expert's width 2,048"),
+        ("--mixed 1xTP1xDP256xEP256", "it has to be at most cluster.max_gpus = 128 GPUs"),
         ("--prefill 1xTP8xPP2 --decode 1xTP8", "--prefill, --decode is 'prefill TP8xPP2"),
         ("--mixed 1xTP8xPP62 --set search.layouts=any", "at most 61 stages"),
         ("--mixed 1xTP8 --set engine.speculative_tokens=40", "a number from 0 to 32"),
@@ -87,18 +87,18 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ),
         (
             "--mixed 1xTP1xDP8xEP8 --set engine.two_batch_overlap=true",
-            "expected engine.all_to_all beside it, one of deepep",
+            "it has to be engine.all_to_all beside it, one of deepep",
         ),
         (
             "--mixed 1xTP1xDP8xEP8 --set engine.all_to_all=deepep",
-            "expected --prefill and --decode: deepep has other kernels for each phase",
+            "it has to be --prefill and --decode: deepep has other kernels for each phase",
         ),
         (
             (
                 "--prefill 1xTP8 --decode 1xTP1xDP8xEP8 --set engine.all_to_all=deepep"
                 " --set search.local_threshold_tokens=99"
             ),
-            "expected pools of their own for prefill and decode",
+            "it has to be pools of their own for prefill and decode",
         ),
         (
             (
@@ -132,7 +132,10 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--trace /none --users 5", "no options about arrivals besides it"),
         ("--trace /none --set workload.requests_per_s=1", "no --set workload.… besides it"),
         ("--time-unit s", "--trace is missing"),
-        ("--trace /none --time-unit min", "--time-unit is 'min'; it has to be one of s, ms, us, ns"),
+        (
+            "--trace /none --time-unit min",
+            "--time-unit is 'min'; it has to be one of s, ms, us, ns",
+        ),
         ("-o /none/x.csv --requests 10", "an existing folder"),
         ("--set cluster.max_gpus=3", "plan again"),
         ("--set workload.input_tokens=100000", "engine.max_model_len"),
@@ -169,7 +172,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     ("pareto", SCENARIO): [("--by usd", "--set cluster.price_usd_per_gpu_hour=PRICE")],
     ("long-context",): [
         ("--tokens 200000", "assumed_context_tokens=N"),
-        ("--tokens 0", "expected 1 to"),
+        ("--tokens 0", "it has to be 1 to"),
         ("--slicing PP2", "TP8xPP2"),
         ("--slicing TP8xPP81", "at most 80 stages"),
         ("--preset tlak", "did you mean talk?"),
@@ -201,7 +204,9 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--to dynamo", "--image is missing; it has to be the container image that dynamo starts"),
         ("--to vllm -o /dev/null", "--out /dev/null is a file; it has to be a writable folder"),
     ],
-    ("accept", "PLAN"): [("-o /dev/null", "--out /dev/null is a file; it has to be a writable folder")],
+    ("accept", "PLAN"): [
+        ("-o /dev/null", "--out /dev/null is a file; it has to be a writable folder")
+    ],
     ("plan", "llama-3.1-8b-h100"): [
         ("--set engine.max_lora_rank=0", "engine.max_lora_rank"),
         ("--set engine.max_loras=4", "workload.lora_adapters"),

@@ -162,7 +162,7 @@ def test_a_run_that_proves_nothing_is_not_fitted(run: Observed) -> None:
         with pytest.raises(InputError, match=rf"'{verdict}'.*--hold-out"):
             check_runs([good, bad], [])
         check_runs([good], [bad])
-    with pytest.raises(InputError, match="expected at most 20%"):
+    with pytest.raises(InputError, match="it has to be at most 20%"):
         check_runs([replace(good, turned_away=good.turned_away + 2)], [])
 
 

@@ -42,8 +42,14 @@ def test_drafts_and_accepted_tokens_are_read() -> None:
         ({"mtp": "yes"}, "mtp_tokens is missing; it has to be the tokens drafted in a step"),
         ({"mtp_tokens": "3"}, "mtp_tokens is '3'; it has to be 0: mtp does not say yes"),
         (DRAFTS | {"mtp_tokens": "1.5"}, "mtp_tokens is '1.5'; it has to be a whole number"),
-        (DRAFTS | {"accepted_tokens": "4"}, "accepted_tokens is '4'; it has to be at most mtp_tokens"),
-        (DRAFTS | {"accepted_tokens": "-1"}, "accepted_tokens is '-1'; it has to be a finite number"),
+        (
+            DRAFTS | {"accepted_tokens": "4"},
+            "accepted_tokens is '4'; it has to be at most mtp_tokens",
+        ),
+        (
+            DRAFTS | {"accepted_tokens": "-1"},
+            "accepted_tokens is '-1'; it has to be a finite number",
+        ),
         ({"mtp": "perhaps"}, "mtp is 'perhaps'; it has to be one of no, yes"),
     ],
 )

@@ -152,13 +152,19 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ({"engine": "trtllm", "gpu": "a100-sxm"}, "weight_dtype is 'fp8'; it has to be one of bf16"),
+        (
+            {"engine": "trtllm", "gpu": "a100-sxm"},
+            "weight_dtype is 'fp8'; it has to be one of bf16",
+        ),
         ({"engine": "trtllm", "weight_dtype": "fp4"}, "weight_dtype is 'fp4'"),
         ({"tp": "6", "gpus": "6"}, "tp is 6; it has to be a width that the 64 attention heads"),
         ({"ep": "8"}, "ep is 8; it has to be a width that the 1 experts"),
         ({"engine": "lightllm"}, "engine is 'lightllm'; it has to be one of"),
         ({"model": "acme/nothing"}, "model is 'acme/nothing'; it has to be a catalog name"),
-        ({"kv_dtype": "int4"}, "kv_dtype is 'int4'; it has to be one of fp32, bf16, fp16, int8, fp8"),
+        (
+            {"kv_dtype": "int4"},
+            "kv_dtype is 'int4'; it has to be one of fp32, bf16, fp16, int8, fp8",
+        ),
         ({"kv_dtype": "fp4"}, "kv_dtype is 'fp4'; it has to be one of"),
         ({"kv_dtype": "fp8", "gpu": "a100-sxm"}, None),
         (

@@ -94,8 +94,14 @@ def test_the_bounds_count_tokens_of_a_step() -> None:
         (("speculative_tokens=1",), "engine.mean_accepted_tokens is missing"),
         (("mean_accepted_tokens=0.5",), "engine.speculative_tokens is missing"),
         (("speculative_tokens=1", "mean_accepted_tokens=1.5"), "1.5; it has to be at most"),
-        (("speculative_tokens=1", "mean_accepted_tokens=-0.1"), "-0.1; it has to be a number from 0"),
-        (("speculative_tokens=99", "mean_accepted_tokens=1"), "99; it has to be a number from 0 to 32"),
+        (
+            ("speculative_tokens=1", "mean_accepted_tokens=-0.1"),
+            "-0.1; it has to be a number from 0",
+        ),
+        (
+            ("speculative_tokens=99", "mean_accepted_tokens=1"),
+            "99; it has to be a number from 0 to 32",
+        ),
         (("speculative_tokens=1.5", "mean_accepted_tokens=1"), "1.5; it has to be"),
         (("speculative_tokens=3", "mean_accepted_tokens=2"), "llama-3.1-70b has no draft head"),
         (

@@ -69,7 +69,10 @@ def test_a_question_is_as_it_was_when_it_was_asked() -> None:
 def test_what_a_worker_refuses_is_said_as_here() -> None:
     error = InputError("a key", 3, "an even number", "take 4")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301  (our own)
-    with Workers.instead(2) as workers, pytest.raises(InputError, match="a key is 3; it has to be an"):
+    with (
+        Workers.instead(2) as workers,
+        pytest.raises(InputError, match="a key is 3; it has to be an"),
+    ):
         list(workers.map(_refuse, [error]))
 
 

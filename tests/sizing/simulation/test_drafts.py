@@ -144,7 +144,9 @@ def test_a_sequence_holds_blocks_for_the_drafts_beyond_its_tokens() -> None:
 
 def test_limits_that_no_step_can_keep_are_refused() -> None:
     """Every running sequence takes its drafts from the token budget; none accepts more than all."""
-    with pytest.raises(InputError, match=r"max_num_batched_tokens is 100; it has to be at least .*128"):
+    with pytest.raises(
+        InputError, match=r"max_num_batched_tokens is 100; it has to be at least .*128"
+    ):
         drafting(3, 1.0, max_num_batched_tokens=100)
     with pytest.raises(InputError, match=r"mean_accepted_tokens is 4.0; it has to be at most"):
         drafting(3, 4.0)

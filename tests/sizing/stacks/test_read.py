@@ -151,29 +151,41 @@ def test_a_split_record_counts_its_workers(read: Any) -> None:  # noqa: ANN401
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello", "expected a command `vllm serve …`"),
+        ("hello", "it has to be a command `vllm serve …`"),
         ("{}", "framework is missing; it has to be a field of an InferenceX record"),
         (f"{SERVE} -tp two", "--tensor-parallel-size is 'two'; it has to be a number"),
-        ("vllm serve --port 1", "expected a model, as its first argument or as --model"),
-        (f"{SERVE} 'open", "expected a shell command"),
+        ("vllm serve --port 1", "it has to be a model, as its first argument or as --model"),
+        (f"{SERVE} 'open", "it has to be a shell command"),
         (f"{SERVE} --quantization awq", "--quantization is 'awq'; it has to be fp8, or none"),
-        (f"{SERVE}\nvllm serve other/model", "expected engines of one model"),
+        (f"{SERVE}\nvllm serve other/model", "it has to be a file with one model"),
         (f"{SERVE} -tp 2\n{SERVE} -tp 4", "kv_role"),
         (f"{SERVE} --kv-cache-dtype fp8\n{SERVE} --kv-cache-dtype auto", "one in all engines"),
-        (f"{SERVE} --kv-cache-dtype auto_x", "--kv-cache-dtype is 'auto_x'; it has to be one of auto"),
-        ("kind: DynamoGraphDeployment\nspec: 3\n", "expected spec.services with a worker"),
-        ("[" * 50_000, "expected a command `vllm serve …`"),
-        (json.dumps(RECORD | {"precision": "int4"}), "precision is 'int4'; it has to be one of fp8"),
-        (json.dumps(RECORD | {"spec_decoding": "mtp"}), "spec_decoding is 'mtp'; it has to be none"),
+        (
+            f"{SERVE} --kv-cache-dtype auto_x",
+            "--kv-cache-dtype is 'auto_x'; it has to be one of auto",
+        ),
+        ("kind: DynamoGraphDeployment\nspec: 3\n", "it has to be spec.services with a worker"),
+        ("[" * 50_000, "it has to be a command `vllm serve …`"),
+        (
+            json.dumps(RECORD | {"precision": "int4"}),
+            "precision is 'int4'; it has to be one of fp8",
+        ),
+        (
+            json.dumps(RECORD | {"spec_decoding": "mtp"}),
+            "spec_decoding is 'mtp'; it has to be none",
+        ),
         (json.dumps(RECORD | {"osl": 0}), "osl is 0; it has to be a whole number from 1"),
         (json.dumps(RECORD | {"tp": [4]}), "tp is [4]; it has to be a whole number from 1"),
         (json.dumps(RECORD | {"precision": ["fp8"], "isl": "x"}), "workload.input_tokens is 'x'"),
-        (json.dumps(RECORD | {"disagg": True}), "prefill_num_workers is missing; it has to be a whole"),
+        (
+            json.dumps(RECORD | {"disagg": True}),
+            "prefill_num_workers is missing; it has to be a whole",
+        ),
         (graph(replicas="two"), "spec.services.W: replicas is 'two'; it has to be a whole number"),
         (graph(extraPodSpec=3), "spec.services.W: extraPodSpec is"),
         (
             graph(subComponentType=["x"]),
-            "subComponentType is 'no text'; it has to be prefill or decode",
+            "subComponentType is no text; it has to be prefill or decode",
         ),
         (
             "kind: DynamoGraphDeployment\n"

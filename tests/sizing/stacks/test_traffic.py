@@ -168,10 +168,10 @@ def test_a_trace_is_written_that_is_read_again(sizing: Sizing, tmp_path: Path) -
         ('vllm:request_prompt_tokens_bucket{le="1.0"} 1', "_tokens_sum is missing"),
         (
             'vllm:request_prompt_tokens_bucket{le="9.0"} 2\nvllm:request_prompt_tokens_sum 19',
-            "expected a sum of 0 to 18 tokens",
+            "it has to be a sum of 0 to 18 tokens",
         ),
-        ('vllm:request_prompt_tokens_bucket{le="x"} 1', "expected numbers, as Prometheus"),
-        ('vllm:request_prompt_tokens_bucket{le="1.0"} x', "expected numbers, as Prometheus"),
+        ('vllm:request_prompt_tokens_bucket{le="x"} 1', "it has to be numbers, as Prometheus"),
+        ('vllm:request_prompt_tokens_bucket{le="1.0"} x', "it has to be numbers, as Prometheus"),
         (
             "\n".join(f'vllm:request_prompt_tokens_sum{{model_name="{m}"}} 9' for m in "ab"),
             "the metrics of a, b",

@@ -187,8 +187,16 @@ def test_conversations_need_characters_per_token() -> None:
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [
-        ("deployment", f"{SERVE} -tp two", "bad:1: --tensor-parallel-size is 'two'; it has to be a"),
-        ("deployment", "hello", "bad is 'neither'; it has to be a command `vllm serve …`"),
+        (
+            "deployment",
+            f"{SERVE} -tp two",
+            "bad:1: --tensor-parallel-size is 'two'; it has to be a",
+        ),
+        (
+            "deployment",
+            "hello",
+            "bad starts no engine of vLLM; it has to be a command `vllm serve …`",
+        ),
         ("log", '{"time": "x", "prompt_tokens": 1, "output_tokens": 1}', "bad:1 is"),
         ("log", "", "an empty file"),
     ],
