@@ -85,12 +85,16 @@ def imported(where: str, name: str) -> Any:  # noqa: ANN401  (likewise)
     """Import the command, or the group of commands, at `module:attribute`."""
     module, _, attribute = where.partition(":")
     target = getattr(import_module(module), attribute)
-    one = typer.Typer()
+    # Plain: Rich cuts long options, and takes words in brackets for markup.
+    one = typer.Typer(rich_markup_mode=None)
     if isinstance(target, typer.Typer):
         one.add_typer(target, name=name)
     else:
         one.command(name=name)(target)
-    return get_group(one).commands[name]
+    command: Any = get_group(one).commands[name]
+    for each in getattr(command, "commands", {}).values():  # else Click cuts these lines
+        each.short_help = (each.help or "").partition("\n\n")[0]
+    return command
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

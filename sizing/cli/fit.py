@@ -15,7 +15,7 @@ def fit(
     models: Annotated[
         list[str] | None,
         Argument(
-            metavar="[MODEL]...",
+            metavar="MODEL",
             help="Models: names, hub ids or config.json; absent: all of the catalog",
         ),
     ] = None,

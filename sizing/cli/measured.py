@@ -34,7 +34,9 @@ def validate(
         list[SplitName] | None,
         Option(
             "--leave-out",
-            help="Intervals learned without each of these in turn, and tried on it (repeatable)",
+            metavar="KIND",
+            help="Intervals learned without each of these in turn, and tried on it (repeatable): "
+            + ", ".join(SPLITS),
         ),
     ] = None,
     evidence: Annotated[

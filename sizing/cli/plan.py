@@ -124,7 +124,10 @@ def _write(built: Plan, out: Path | None, html: Path | None, *, place: Path) -> 
     from minicluster.plan import to_json
 
     if out is not None:
+        again = out.exists()
         write_atomically(out, to_json(built))
+        if again:
+            say(f"{out} was there and is overwritten")
     if html is not None:
         from minicluster.pages.write import write_page
         from sizing.report.plan_page import plan_page

@@ -16,6 +16,7 @@ from sizing.report.plan_screen import (
     detail_facts,
     evidence_facts,
     headline,
+    lengths_text,
     rate_text,
 )
 from sizing.report.simulation import simulation_summary
@@ -68,16 +69,9 @@ def _asked(plan: Plan) -> str:
     asked = []
     slos = plan.inputs.scenario.promises
     for part, slo in zip(plan.workload.parts, slos.values(), strict=True):
-        prompt, answer = (
-            ("" if tokens and tokens.mean else "up to ") + f"{longest:,}"
-            for tokens, longest in (
-                (part.input_tokens, part.longest_prompt_tokens),
-                (part.output_tokens, part.longest_answer_tokens),
-            )
-        )
         of = f"{part.name} at {rate_text(part)}: " if part.name else ""
         kept = f"every limit kept at {slo.percentile}"
-        asked.append(f"{of}{prompt} tokens in, {answer} out, {kept}")
+        asked.append(f"{of}{lengths_text(part)}, {kept}")
     return f"{'; '.join(asked)}: {layout_of(plan)}."
 
 

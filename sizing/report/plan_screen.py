@@ -51,7 +51,7 @@ def plan_sections(plan: Plan) -> list[Section | ChartRow]:
     latencies = latency_rows(plan.prediction, plan.promises)
     return [
         Section(headline(plan), (pools,)),
-        Section("", (latencies, FactTable(tuple(answer_facts(plan))))),
+        Section("", (latencies, FactTable((("Load", _load(plan)), *answer_facts(plan))))),
         facts("", evidence_facts(plan)),
     ]
 
@@ -182,6 +182,23 @@ def rate_text(load: WorkloadSpec | RequestClass) -> str:
     if load.users is None:
         return rate
     return f"{rate} ({load.users:,} users, {load.think_s:g} s think time)"
+
+
+def lengths_text(load: WorkloadSpec | RequestClass) -> str:
+    """Return the tokens of prompts and answers of a load: `2,000 tokens in, 300 out`."""
+    prompt, answer = (
+        ("" if tokens and tokens.mean else "up to ") + f"{longest:,}"
+        for tokens, longest in (
+            (load.input_tokens, load.longest_prompt_tokens),
+            (load.output_tokens, load.longest_answer_tokens),
+        )
+    )
+    return f"{prompt} tokens in, {answer} out"
+
+
+def _load(plan: Plan) -> str:
+    parts = plan.workload.parts
+    return "; ".join((f"{part.name}: " if part.name else "") + lengths_text(part) for part in parts)
 
 
 def _unit(inputs: Inputs) -> str:
@@ -350,7 +367,7 @@ def next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Section
     width = max(map(len, commands))
     lines += [f"{command:{width}}  {effect}" for command, effect in commands.items()]
     if price := _list_price(plan):
-        lines.append(f"--set cost.prices=catalog adds what it costs: list prices, {price} an hour")
+        lines.append(f"--set cost.prices=catalog adds the price: {price} an hour by lists")
     if not verbose:
         lines.append("--verbose shows batch limits, KV cache, all percentiles and more")
     return facts("", [("Next", "\n".join(lines))])

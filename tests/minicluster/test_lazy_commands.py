@@ -91,9 +91,12 @@ def test_help_lists_every_command_under_its_heading(program: str) -> None:
 
 @pytest.mark.parametrize(("program", "name"), [entry[:2] for entry in ENTRIES])
 def test_help_of_a_command_imports_no_heavy_module(program: str, name: str) -> None:
+    """It fits 80 columns, and cuts no option and no word in brackets."""
     code, told, _ = answered(program, name, "--help")
     assert code == 0
     assert f"Usage: {program} {name}" in told
+    assert max(map(len, told.splitlines())) <= 80
+    assert "…" not in told
 
 
 @pytest.mark.parametrize(
