@@ -22,6 +22,9 @@ from sizing.cli.common import (
 )
 from sizing.stacks import FORMAT_NAMES
 
+STDIN = Path("/dev/stdin")
+"""File of standard input, which `-` stands for."""
+
 
 def export(
     plan: PlanFile,
@@ -91,7 +94,7 @@ def _file_or_text(source: str) -> Path | str:
     """Return a command that was given itself as it is; else the file, `-` standard input's."""
     from sizing.catalog.folder import exists
 
-    file = Path("/dev/stdin" if source == "-" else source)
+    file = STDIN if source == "-" else Path(source)
     return source if len(source.split()) > 1 and not exists(file) else file
 
 

@@ -184,7 +184,7 @@ def rate_text(load: WorkloadSpec | RequestClass) -> str:
     return f"{rate} ({load.users:,} users, {load.think_s:g} s think time)"
 
 
-def lengths_text(load: WorkloadSpec | RequestClass) -> str:
+def lengths_text(load: RequestClass) -> str:
     """Return the tokens of prompts and answers of a load: `2,000 tokens in, 300 out`."""
     prompt, answer = (
         ("" if tokens and tokens.mean else "up to ") + f"{longest:,}"

@@ -49,7 +49,8 @@ def capacity_sections(found: Capacity) -> list[Section | ChartRow]:
     headline = "No number of GPUs asked for holds the SLO"
     if carrying:
         best = carrying[-1]
-        headline = f"{counted(best.gpus, 'GPU')} carry {best.requests_per_s:,.4g} requests/s within the SLO"
+        size = counted(best.gpus, "GPU")
+        headline = f"{size} carry {best.requests_per_s:,.4g} requests/s within the SLO"
     gpus, x_axis = [float(point.gpus) for point in carrying], axis("GPUs") | FROM_ZERO
     charts = (
         series_figure(title, {title: (gpus, values)}, x_axis, axis(unit) | FROM_ZERO, unit=unit)
@@ -190,8 +191,9 @@ def _map_figure(found: SplitMap) -> Figure:
     hover = f"%{{z:.0f}} % of {found.objective}; %{{text}}"
     return Figure(
         title="Saved by splitting",
-        caption=f"Saved by splitting, % of {found.objective}, over {_axis_name(found.x.key)} and"
-        f" {_axis_name(found.y.key)}; beyond the line split pools cost no more than aggregated ones",
+        caption=f"Saved by splitting, % of {found.objective}, over {_axis_name(found.x.key)}"
+        f" and {_axis_name(found.y.key)}; beyond the line split pools cost no more than aggregated"
+        " ones",
         traces=(
             heat_map(name, percent, texts, hover=hover, colours=(RED, PALE, BLUE)),
             contour("break-even", percent, at=BREAK_EVEN),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from itertools import pairwise
 
 import pytest
@@ -97,6 +98,37 @@ def test_help_of_a_command_imports_no_heavy_module(program: str, name: str) -> N
     assert f"Usage: {program} {name}" in told
     assert max(map(len, told.splitlines())) <= 80
     assert "…" not in told
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_version(program: str) -> None:
+    assert answered(program, "--version")[:2] == (0, f"minicluster {version('minicluster')}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "absent", "extra"),
+    [
+        ("serving status", "psutil", "cpu, or gpu on a machine with GPUs"),
+        ("serving demo-model --dtype fp32", "safetensors", "cpu, or gpu"),
+        ("sizing ui", "streamlit", "ui"),
+        ("loadtest selftest", "locust", "loadtest"),
+    ],
+)
+def test_a_package_of_an_extra_that_is_absent_is_named(line: str, absent: str, extra: str) -> None:
+    """One line and exit code 2, as after `pip install` without extras."""
+    program, *arguments = line.split()
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        f"u.find_spec = lambda name, *rest: None if name == {absent!r} else find(name, *rest)\n"
+        f"sys.modules[{absent!r}] = None; from {program}.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"the package {absent} is not installed; it has to be added by the extra {extra}" in (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`sizing init`, `schema`, `models`, `gpus`: data on stdout, talk on stderr, exit codes."""
+"""`sizing init`, `schema` and the catalogs: data on stdout, talk on stderr, exit codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sizing import catalog
+from sizing.catalog.gpu import list_price
 from sizing.catalog.schema import scenario_keys
 from tests.sizing.conftest import Sizing
 
@@ -18,6 +19,8 @@ from tests.sizing.conftest import Sizing
         ("models", "name", list(catalog.models())),
         ("gpus", "name", list(catalog.gpus())),
         ("schema", "key", [key.key for key in scenario_keys()]),
+        ("presets", "name", list(catalog.clusters())),
+        ("prices", "gpu", [gpu for gpu in catalog.gpus() if list_price(gpu) is not None]),
     ],
 )
 def test_catalogs_are_listed_whole(

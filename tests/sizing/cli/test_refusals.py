@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,6 +235,31 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--set cluster.gpu=mi300x", "configs/host_links.toml"),
     ],
 }
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("plan llama-3.1-8b-h100 --set slo.ttft=1", "did you mean slo.ttft_s?"),
+        ("plan llama-3.1-8b-h100 --set requests_per_s=1", "did you mean workload.requests_per_s?"),
+        ("plan llama-3.1-8b-h100 --set workload.tpot_s=1", "did you mean slo.tpot_s?"),
+        ("plan llama-3.1-8b-h100 --set cluster.preset=rtx-4090", "rtx-4090 is a GPU: cluster.gpu"),
+        ("plan llama-3.1-8b-h100 --set cluster.gpu=h100-8", "h100-8 is a preset: cluster.preset"),
+        ("plan llama-3.1-8b-h100 --set cluster.gpu=rtx-3090", "rtx-4090? known: a100-pcie"),
+        ("plan llama-3.1-8b-h100 --set model.id=google/gemma-3-27b-it", "curl -fL"),
+        ("plan llama-3.1-8b-h100 --set model.id=no/config.json", "which does not exist; it has"),
+        ("plan nothing.toml", "nothing.toml does not exist; it has to be a readable TOML file"),
+        ("fit llama-3.1-8b --gpu cpu", "--gpu is 'cpu'; it has to be a GPU"),
+        ("export", "(`sizing export -h` shows how)"),
+    ],
+)
+def test_what_was_meant_is_said(sizing: Sizing, command: str, says: str) -> None:
+    """A slip is answered by the name, the key or the command that gets on; also as JSON."""
+    assert says in refused(sizing, *command.split())
+    done = sizing(*command.split(), *([] if command == "export" else ["--json"]))
+    if command != "export":
+        error = json.loads(done.out)["error"]
+        assert (error["exit_code"], says in error["message"]) == (2, True)
 
 
 def refused(sizing: Sizing, *arguments: str) -> str:

@@ -106,7 +106,7 @@ def test_the_bounds_count_tokens_of_a_step() -> None:
         (("speculative_tokens=3", "mean_accepted_tokens=2"), "llama-3.1-70b has no draft head"),
         (
             ("speculative_tokens=7", "mean_accepted_tokens=2", "max_num_seqs=2000"),
-            "2000; it has to be at most 1,024: the tokens in a step of vllm 0.29.0 on h100-sxm over",
+            "2000; it has to be at most 1,024: the tokens in a step of vllm 0.29.0 on h100-sxm",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import sizing
 from minicluster.errors import InputError
+from minicluster.pages.page import DataTable, Section
 from minicluster.plan import Inputs
 from sizing.catalog import with_keys
 from sizing.cli.questions import parse_gpus
@@ -31,6 +32,7 @@ from sizing.planner.studies.defaults import DECISIONS
 from sizing.planner.studies.grid import Swept
 from sizing.planner.studies.loss import as_confident
 from sizing.planner.studies.split_map import LINKS, sign_confidence, split_map
+from sizing.report.questions import decisions_sections
 from sizing.scenario import Scenario
 from tests.pages import figures_in
 from tests.sizing.conftest import Sizing
@@ -302,6 +304,19 @@ def test_decisions_command(sizing: Sizing, tmp_path: Path) -> None:
     (drawn,) = figures_in(page.read_text(encoding="utf-8"))
     moved = [each["against_gpus"] for each in found["decisions"] if each["against_gpus"]]
     assert drawn["data"][0]["y"] == moved
+
+
+def test_what_changes_nothing_is_a_line() -> None:
+    """The rows are those that need more GPUs or fewer; the others are counted and named."""
+    found = decisions(inputs(), only=("rate", "links", "router"))
+    shown = list(decisions_sections(found))
+    (rows,) = (block.rows for part in shown if isinstance(part, Section) for block in part.blocks
+               if isinstance(block, DataTable))  # fmt: skip
+    moved = [row for row in found.rows if row.against_gpus != 0]
+    assert len(rows) == 1 + len(moved)
+    said = "\n".join(str(part) for part in shown)
+    assert f"{len(found.rows) - len(moved)} others: no change (" in said
+    assert "GB/s" in said
 
 
 def test_decisions_tell_how_many_are_done() -> None:

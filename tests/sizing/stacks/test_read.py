@@ -63,6 +63,21 @@ def test_flags_become_keys(read: Any) -> None:  # noqa: ANN401
     assert found.notes == ("without effect on the plan: --port",)
 
 
+@pytest.mark.parametrize("given", ["command", "-"])
+def test_a_command_needs_no_file(
+    sizing: Sizing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str
+) -> None:
+    """The way that most run vLLM, in quotes or on standard input."""
+    command = (
+        "docker run --gpus all vllm/vllm-openai --model meta-llama/Llama-3.1-8B-Instruct -tp 2"
+    )
+    file = tmp_path / "stdin"
+    file.write_text(command)
+    monkeypatch.setattr("sizing.cli.stacks.STDIN", file)
+    done = sizing("read", command if given == "command" else given, "--scenario", BASE, "--json")
+    assert (done.code, json.loads(done.out)["pools"]) == (0, {"mixed": "1xTP2"})
+
+
 def test_experts_are_whole_on_all_gpus_of_a_replica(read: Any) -> None:  # noqa: ANN401
     """`--enable-expert-parallel` has no width of its own in vLLM."""
     asked, found = read(
