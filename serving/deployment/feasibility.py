@@ -245,7 +245,8 @@ def _room(deployment: Deployment, target: Target) -> Iterator[str]:
         yield "placement: a GPU in two pools; expected each once (cores may be shared, GPUs not)"
     if target.kind == "gpu":
         if missing := sorted(gpu for gpu in placed if gpu >= target.num_gpus):
-            yield f"placement: GPUs {missing}; this machine has {target.num_gpus}"
+            way_out = "`serving up --engine simulated` runs the plan without them"
+            yield f"placement: GPUs {missing}; this machine has {target.num_gpus} ({way_out})"
         return
     if missing := sorted(placed - target.cores):
         yield f"placement: cores {missing}; this machine has {sorted(target.cores)}"

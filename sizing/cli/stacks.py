@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
 from minicluster.files import make_folder, write_atomically
 from minicluster.pages.write import write_page
-from minicluster.shell import say
+from minicluster.shell import say, talk
 from minicluster.units import seconds
 from minicluster.workload.trace_options import SkipImages, TimeUnit, TraceReading
 from sizing.cli.common import (
@@ -19,8 +21,13 @@ from sizing.cli.common import (
     PlanFile,
     out_file,
     print_json,
+    show,
 )
 from sizing.stacks import FORMAT_NAMES
+
+if TYPE_CHECKING:
+    from sizing.scenario import Scenario
+    from sizing.stacks.read import ReadDeployment
 
 STDIN = Path("/dev/stdin")
 """File of standard input, which `-` stands for."""
@@ -67,6 +74,9 @@ def read(
         str | None, Option(help="Scenario that gives what the file does not: load, SLO, GPUs")
     ] = None,
     out: Annotated[Path | None, out_file("Scenario file to write")] = None,
+    better: Annotated[
+        bool, Option("--better", help="Predict what runs, plan anew, and print both side by side")
+    ] = False,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
@@ -76,6 +86,9 @@ def read(
     served, found = read_deployment(_file_or_text(source), overrides or [], base=scenario)
     if out is not None:
         write_atomically(out, served.to_toml())
+    if better:
+        _print_better(served, found, as_json=as_json)
+        return
     if as_json:
         raw = {"scenario": served.set_keys(), "pools": found.pools, "notes": found.notes}
         print_json(raw)
@@ -84,10 +97,39 @@ def read(
         typer.echo(served.to_toml())
     for note in found.notes:
         say(note)
+    say(_limits(served))
     place = out or "SCENARIO.toml"
     pools = " ".join(f"--{role} {size}" for role, size in found.pools.items())
     say(f"predict it:  sizing predict {place} {pools}")
-    say(f"better it:   sizing plan {place}")
+    say(f"better it:   sizing plan {place}, or --better here for both side by side")
+
+
+def _limits(served: Scenario) -> str:
+    slo = served.scenario.slo
+    limits = " and ".join(
+        f"{name.upper()} < {seconds(limit_s)}" for name, limit_s in slo.limits_s.items()
+    )
+    return f"judged by [slo]: {limits} at {slo.percentile}"
+
+
+def _print_better(served: Scenario, found: ReadDeployment, *, as_json: bool) -> None:
+    """Predict the pools that run, plan for the same load and SLO, and print both."""
+    from minicluster.plan import to_json
+    from sizing.planner.plan import plan_classes
+    from sizing.planner.predict import predict
+    from sizing.planner.workers import Workers
+    from sizing.report.today import today_table
+
+    with talk.status("searching layouts"), Workers.beside(None) as workers:
+        today = predict(served, **found.pools)
+        plans = plan_classes(served, workers=workers).chosen
+    data = {
+        "today": asdict(today),
+        "better": {of: json.loads(to_json(plan)) for of, plan in plans.items()},
+        "notes": found.notes,
+    }
+    notes = (*found.notes, _limits(served))
+    show(data, today_table(today, served, plans), *notes, as_json=as_json)
 
 
 def _file_or_text(source: str) -> Path | str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from minicluster.errors import Exit, InputError, NegativeAnswer
+from minicluster.errors import Exit, Fault, InputError, NegativeAnswer
 from minicluster.shell import talk
 from minicluster.specs.checks import one_of
 from sizing.cli.common import (
@@ -49,11 +49,13 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         list[Path], Argument(help="Scenario files (TOML), or names of shipped scenarios")
     ],
     gpu: Annotated[
-        str, Option(help="GPUs in place of each scenario's own, separated by commas")
-    ] = "",
+        list[str] | None,
+        Option(help="GPUs in place of each scenario's own, by commas; repeatable"),
+    ] = None,
     engine: Annotated[
-        str, Option(help="Engines in place of each scenario's own, separated by commas")
-    ] = "",
+        list[str] | None,
+        Option(help="Engines in place of each scenario's own, by commas; repeatable"),
+    ] = None,
     price: Annotated[
         list[str] | None,
         Option(metavar="GPU=USD", help="Your price of one GPU per hour; repeatable"),
@@ -82,7 +84,7 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     if calibration is not None and (gpu or engine):
         expected = "no --gpu and no --engine: it timed one engine on one machine"
         raise InputError("--calibration", str(calibration), expected)
-    keys = _compared_keys(gpu, engine)
+    keys = _compared_keys(",".join(gpu or []), ",".join(engine or []))
     cases = [
         case
         for scenario in scenarios
@@ -91,8 +93,8 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         )
     ]
     if len(cases) < 2:  # noqa: PLR2004  (one is no comparison)
-        expected = "two, or several GPUs by --gpu, or engines by --engine"
-        raise InputError("SCENARIOS", [str(s) for s in scenarios], expected)
+        expected = "two scenarios, or several GPUs by --gpu, or engines by --engine"
+        raise InputError("what is compared", Fault("is one plan"), expected)
     known = [(case.label, case.scenario) for case in cases if isinstance(case.scenario, Inputs)]
     if by == "usd":
         for label, inputs in known:

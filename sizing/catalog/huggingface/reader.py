@@ -16,6 +16,7 @@ from minicluster.specs.model import (
     language_model,
     mtp_layers,
 )
+from sizing.catalog import folder
 from sizing.catalog.huggingface.families import (
     Family,
     Library,
@@ -94,8 +95,8 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
     model_type = language_model(config).get("model_type")
     family = families().get(str(model_type))
     if family is None or not isinstance(model_type, str):
-        why, known = refused().get(str(model_type)), ", ".join(sorted(families()))
-        expected = f"one of {known}" if why is None else "a family whose layers are modelled"
+        expected = "a family of decoder-only text models whose layers are modelled"
+        why = refused().get(str(model_type)) or _how_to_name(str(model_type))
         raise InputError(f"{place}: model_type", model_type, expected, why)
     row = library(model_type)
     given = dict(_understood(config, row, family, place))
@@ -111,6 +112,16 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
         if error.place.startswith(place):
             raise
         raise error.inside(place) from None
+
+
+def _how_to_name(model_type: str) -> str:
+    """Say which families are known, the one that was probably meant first."""
+    near = folder.meant(model_type, families())
+    asked = f"did you mean {near}? " if near is not None else ""
+    return (
+        f"{asked}a model with the layers of a known family is planned as that: write its"
+        f" model_type; known: {', '.join(sorted(families()))}"
+    )
 
 
 def _understood(

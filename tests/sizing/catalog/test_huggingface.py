@@ -248,7 +248,7 @@ def test_quantisation_in_a_file_beside(tmp_path: Path) -> None:
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("mamba", {}, "model_type", "whose layers are modelled (no layer has attention"),
-    ("bert", {}, "model_type", "one of Yi, arcee"),
+    ("bert", {}, "model_type", "known: Yi, arcee"),
     ("deepseek_v4", {}, "'deepseek_v4'", "compressed"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "mlp_layer",
      "before sparse"),

@@ -78,6 +78,18 @@ def test_a_command_needs_no_file(
     assert (done.code, json.loads(done.out)["pools"]) == (0, {"mixed": "1xTP2"})
 
 
+def test_what_runs_beside_what_would_be_better(sizing: Sizing) -> None:
+    """`--better`: eight GPUs that hold the SLO, and the fewer that do so, too."""
+    command = f"{SERVE} -tp 8"
+    quick = ("--set", "search.pools=mixed", "--set", "search.confidence_fraction=0.5")
+    done = sizing("read", command, "--scenario", BASE, *quick, "--better")
+    assert done.code == 0
+    gpus = next(line.split() for line in done.out.splitlines() if line.startswith("GPUs"))
+    assert gpus[1] == "8"
+    assert int(gpus[2]) < 8
+    assert "judged by [slo]: TTFT < 500.0 ms and TPOT < 30.0 ms at p99" in done.out
+
+
 def test_experts_are_whole_on_all_gpus_of_a_replica(read: Any) -> None:  # noqa: ANN401
     """`--enable-expert-parallel` has no width of its own in vLLM."""
     asked, found = read(
