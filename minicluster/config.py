@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
-from difflib import SequenceMatcher
+from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from minicluster.errors import Fault, InputError, unreadable, written
 from minicluster.files import read_text
+from minicluster.specs.checks import dotted_keys, key_meant
 from minicluster.specs.scenario import ScenarioSpec
 from minicluster.specs.slo import ClassSlo, SloSpec
 from minicluster.specs.workload import LengthRow, Lengths
@@ -65,6 +64,11 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
+def json_schema(cls: type) -> dict[str, Any]:
+    """Return the JSON Schema of what `parse` takes for a dataclass of specs; no limits in it."""
+    return _adapter(cls).json_schema()
+
+
 KINDS = {
     "string_type": "a text, in quotes",
     "int_type": "a whole number",
@@ -88,40 +92,11 @@ def _first(error: ValidationError, cls: type, place: str) -> InputError:
         return InputError(f"{place}: {where}", None, "a value")
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
         way_out = "`sizing schema` lists every key"
-        if near := _key_meant(where, _dotted_keys(cls)):
+        if near := key_meant(where, dotted_keys(cls)):
             way_out = f"did you mean {near}? {way_out}"
         return InputError(f"{place}: {where}", value, "no such key", way_out)
     expected = KINDS.get(kind) or first["msg"].removeprefix("Input should be ")
     return InputError(f"{place}: {where}", value, expected)
-
-
-@cache
-def _dotted_keys(cls: Any) -> tuple[str, ...]:  # noqa: ANN401  (any hint)
-    """Return the keys of a dataclass, and of the dataclasses in it, dotted."""
-    if not is_dataclass(cls):
-        return ()
-    hints, keys = get_type_hints(cls), list[str]()
-    for name in (key.name for key in fields(cls)):
-        keys.append(name)
-        for inner in (hints[name], *get_args(hints[name])):
-            keys += [f"{name}.{key}" for key in _dotted_keys(inner)]
-    return tuple(keys)
-
-
-def _key_meant(where: str, keys: Iterable[str]) -> str | None:
-    """Return the key that was probably meant: most like it by its last name, in any table."""
-    whole = re.sub(r"\.\d+(?=\.)", "", where)
-
-    def likeness(key: str) -> tuple[float, float]:
-        last = SequenceMatcher(None, key.rpartition(".")[2], whole.rpartition(".")[2]).ratio()
-        return last, SequenceMatcher(None, key, whole).ratio()
-
-    near = max(keys, key=likeness, default=None)
-    return near if near is not None and likeness(near)[0] >= LEAST_LIKENESS else None
-
-
-LEAST_LIKENESS = 0.7
-"""Least share of letters that a misspelt key has in common with the one that was meant."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

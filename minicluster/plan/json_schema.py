@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import TypeAdapter
-
+from minicluster.config import json_schema
 from minicluster.plan.document import (
     DERIVED,
     KEPT_AT_TOP,
@@ -25,10 +24,10 @@ def plan_schema() -> dict[str, Any]:
     Ignores:
         Limits of numbers, and fields that have to agree; `read_plan` checks them, too.
     """
-    schema: dict[str, Any] = TypeAdapter(Plan).json_schema()
+    schema = json_schema(Plan)
     definitions = schema["$defs"]
     for cls in (Cost, CalibrationNote):
-        own = TypeAdapter(cls).json_schema()
+        own = json_schema(cls)
         definitions |= own.pop("$defs", {})
         definitions[cls.__name__] = own
     model = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}

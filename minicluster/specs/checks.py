@@ -1,10 +1,16 @@
-"""Limits of the values of specs; an error says name, value and expectation."""
+"""
+Limits of the values of specs, and names that are meant by unknown ones.
+
+An error says name, value and expectation.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import re
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
@@ -118,3 +124,60 @@ def attribute_docs(cls: type) -> dict[str, str]:
     _, _, section = text.partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, flags=re.MULTILINE)
     return {name: " ".join(meaning.split()) for name, meaning in entries}
+
+
+# --- what was probably meant
+
+
+NUMBER = re.compile(r"\d+")
+
+LEAST_LIKENESS = 0.7
+"""Least share of letters that a misspelt key has in common with the one that was meant."""
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """
+    Return the known name that *name* probably misspells; `None`: none.
+
+    Numbers are sizes and versions: a name with others is the name of another thing.
+    """
+    numbers = set(NUMBER.findall(name))
+    alike = {key.lower(): key for key in known if numbers <= set(NUMBER.findall(key))}
+    near = difflib.get_close_matches(name.lower(), alike, n=1, cutoff=0.5)
+    return alike[near[0]] if near else None
+
+
+def sibling(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that differs in one number alone, such as h100-8 from h100-9."""
+    shape = NUMBER.sub("0", name.lower())
+    for key in known:
+        pairs = zip(NUMBER.findall(name), NUMBER.findall(key), strict=False)
+        if NUMBER.sub("0", key.lower()) == shape and sum(a != b for a, b in pairs) == 1:
+            return key
+    return None
+
+
+@cache
+def dotted_keys(cls: Any) -> tuple[str, ...]:  # noqa: ANN401  (any hint)
+    """Return the keys of a dataclass, and of the dataclasses in it, dotted."""
+    if not is_dataclass(cls):
+        return ()
+    hints, keys = get_type_hints(cls), list[str]()
+    for name in (key.name for key in fields(cls)):
+        keys.append(name)
+        for inner in (hints[name], *get_args(hints[name])):
+            keys += [f"{name}.{key}" for key in dotted_keys(inner)]
+    return tuple(keys)
+
+
+def key_meant(where: str, keys: Iterable[str]) -> str | None:
+    """Return the key that was probably meant: most like it by its last name, in any table."""
+    whole = re.sub(r"\.\d+(?=\.)", "", where)
+
+    def likeness(key: str) -> tuple[float, ...]:
+        last, other = key.rpartition(".")[2], whole.rpartition(".")[2]
+        pairs = (last, other), (key, whole)
+        return tuple(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    near = max(keys, key=likeness, default=None)
+    return near if near is not None and likeness(near)[0] >= LEAST_LIKENESS else None

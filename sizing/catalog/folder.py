@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from minicluster.errors import InputError
+from minicluster.specs.checks import meant, sibling
 
 Entry = TypeVar("Entry")
 
@@ -90,28 +89,3 @@ def unknown(place: str, name: str, expectation: str, known: Iterable[str]) -> In
     other = sibling(name, names)
     asked = f"did you mean {other}? " if other is not None else ""
     return InputError(place, name, expectation, f"{asked}known: {', '.join(short or names)}")
-
-
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """
-    Return the known name that *name* probably misspells; `None`: none.
-
-    Numbers are sizes and versions: a name with others is the name of another thing.
-    """
-    numbers = set(NUMBER.findall(name))
-    alike = {key.lower(): key for key in known if numbers <= set(NUMBER.findall(key))}
-    near = difflib.get_close_matches(name.lower(), alike, n=1, cutoff=0.5)
-    return alike[near[0]] if near else None
-
-
-NUMBER = re.compile(r"\d+")
-
-
-def sibling(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that differs in one number alone, such as h100-8 from h100-9."""
-    shape = NUMBER.sub("0", name.lower())
-    for key in known:
-        pairs = zip(NUMBER.findall(name), NUMBER.findall(key), strict=False)
-        if NUMBER.sub("0", key.lower()) == shape and sum(a != b for a, b in pairs) == 1:
-            return key
-    return None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_toml
 from minicluster.errors import Fault, InputError
-from minicluster.specs.checks import Spec
+from minicluster.specs.checks import Spec, meant
 from minicluster.specs.gpu import NumberSource
 from minicluster.specs.model import DraftSpec, ModelSpec, with_weight_dtype
-from sizing.catalog.folder import Catalog, exists, meant
+from sizing.catalog.folder import Catalog, exists
 from sizing.catalog.huggingface.names import repackaged
 from sizing.catalog.huggingface.reader import model_from, read_config
 

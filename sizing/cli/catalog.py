@@ -118,7 +118,7 @@ def models(*, as_json: AsJson = False) -> None:
 def _kv_per_token(row: dict[str, Any]) -> str:
     """Write what a token adds to the KV cache; nothing where all layers keep a window alone."""
     if not row["kv_bytes_per_token"] and row["window_tokens"]:
-        return f"window {row['window_tokens']:,}"
+        return "window"
     return f"{row['kv_bytes_per_token'] / 1e3:,.1f}"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from minicluster.config import read_json
 from minicluster.errors import InputError, written, wrong_kind
+from minicluster.specs.checks import meant
 from minicluster.specs.model import (
     ARCHITECTURE_KEYS,
     DraftSpec,
@@ -16,7 +17,6 @@ from minicluster.specs.model import (
     language_model,
     mtp_layers,
 )
-from sizing.catalog import folder
 from sizing.catalog.huggingface.families import (
     Family,
     Library,
@@ -116,7 +116,7 @@ def model_from(config: Mapping[str, object], *, name: str, source: str, place: s
 
 def _how_to_name(model_type: str) -> str:
     """Say which families are known, the one that was probably meant first."""
-    near = folder.meant(model_type, families())
+    near = meant(model_type, families())
     asked = f"did you mean {near}? " if near is not None else ""
     return (
         f"{asked}a model with the layers of a known family is planned as that: write its"

@@ -155,7 +155,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ("--cluster dgx-h100 --spread rack", "a tier and a number"),
     ],
     ("compare", SCENARIO): [
-        ("", "two, or several GPUs"),
+        ("", "two scenarios, or several GPUs"),
         ("llama-3.1-70b-h10", "did you mean llama-3.1-70b-h100?"),
         ("--gpu h100,h20x", "did you mean"),
         ("--gpu h100,h200 --by usd", "no default price"),
