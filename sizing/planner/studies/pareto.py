@@ -221,8 +221,8 @@ def fronts(points: Sequence[DesignPoint], *, by: str = "gpus") -> tuple[Front, .
     per_gpu = np.array([point.tokens_per_s_per_gpu for point in points])
     per_user = np.array([point.tokens_per_s_per_user for point in points])
     pairs = (
-        ("cost against TTFT", (cost_name, cost, 1), ("TTFT, s", ttft, 1)),
-        ("cost against TPOT", (cost_name, cost, 1), ("TPOT, s", tpot, 1)),
+        ("cost against TTFT", (cost_name, cost, 1), ("TTFT, ms", 1e3 * ttft, 1)),
+        ("cost against TPOT", (cost_name, cost, 1), ("TPOT, ms", 1e3 * tpot, 1)),
         (
             "throughput against pace",
             ("output tokens/s a user", per_user, -1),

@@ -23,9 +23,9 @@ from tests.serving.command import taken_port
         (None, "one", "--tls-key is '.*one'; it has to be both, --tls-cert"),
         ("none", "one", "--tls-cert is '.*none'; it has to be a file that can be read"),
         ("one", "none", "--tls-key is '.*none'; it has to be a file that can be read"),
-        ("one", "two", "expected PEM files of a certificate and of its key"),
+        ("one", "two", "it has to be PEM files of a certificate and of its key"),
         ("locked", "locked", "without a password"),
-        ("text", "one", "expected PEM files"),
+        ("text", "one", "it has to be PEM files"),
     ],
 )
 def test_files_that_are_no_certificate_and_its_key_are_refused(
