@@ -28,27 +28,6 @@ COMMANDS = {
             "Simulate the plan whole, and with one replica less in each pool (N+1).",
         ),
         "ui": ("ui:ui", "Serve a page on which scenarios are planned and compared, until Ctrl-C."),
-        "schema": (
-            "catalog:schema",
-            (
-                "Print every scenario key with type, unit, default and limits; or plan.json's"
-                " JSON Schema."
-            ),
-        ),
-        "models": ("catalog:models", "Print the model catalog."),
-        "gpus": ("catalog:gpus", "Print the GPU catalog."),
-        "presets": (
-            "catalog:presets",
-            "Print the cluster presets: what cluster.preset may name.",
-        ),
-        "engines": (
-            "catalog:engines",
-            "Print the engine profiles: what engine.name and engine.version may name.",
-        ),
-        "prices": (
-            "catalog:prices",
-            'Print the list prices of GPUs, which cost.prices = "catalog" takes.',
-        ),
     },
     "Ask": {
         "fit": (
@@ -98,6 +77,29 @@ COMMANDS = {
                 "Count the GPUs that hold the TTFT of one long prompt, by compute and by the whole"
                 " model."
             ),
+        ),
+    },
+    "Look up": {
+        "schema": (
+            "catalog:schema",
+            (
+                "Print every scenario key with type, unit, default and limits; or plan.json's"
+                " JSON Schema."
+            ),
+        ),
+        "models": ("catalog:models", "Print the model catalog."),
+        "gpus": ("catalog:gpus", "Print the GPU catalog."),
+        "presets": (
+            "catalog:presets",
+            "Print the cluster presets: what cluster.preset may name.",
+        ),
+        "engines": (
+            "catalog:engines",
+            "Print the engine profiles: what engine.name and engine.version may name.",
+        ),
+        "prices": (
+            "catalog:prices",
+            'Print the list prices of GPUs, which cost.prices = "catalog" takes.',
         ),
     },
     "Measure": {

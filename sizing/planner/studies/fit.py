@@ -60,7 +60,6 @@ class ModelFit:
 
     Attributes:
         context_tokens: of every sequence, prompt and answer together; at most the model's own.
-        weight_bytes: of all layers, once: on one GPU, or on those of the narrowest layout.
         layouts: all that divide the model, the narrowest first.
     """
 
