@@ -164,7 +164,7 @@ def test_pareto(sizing: Sizing, tmp_path: Path) -> None:
     assert all(a[0] == b[0] or b[1] < a[1] for a, b in pairwise(pairs))
     front = figures[0]["data"][1]
     assert front["x"] == [gpus for gpus, _ in pairs]
-    assert sorted(front["y"]) == pytest.approx(sorted(s for _, s in pairs), rel=1e-5)
+    assert sorted(front["y"]) == pytest.approx(sorted(1000 * s for _, s in pairs), rel=1e-5)
 
 
 def test_losses(plan: Plan) -> None:
@@ -237,7 +237,7 @@ def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
     ttft_s = plan.prediction.ttft.at(plan.slo.percentile)
     assert front.trace("the plan")["x"] == pytest.approx([cost], rel=1e-5)
     # Fronts are of short simulations, in which the plan is one of the configurations.
-    assert front.trace("the plan")["y"] == pytest.approx([ttft_s], rel=0.05)
+    assert front.trace("the plan")["y"] == pytest.approx([1000 * ttft_s], rel=0.05)
     kept = front.trace("no other beats it")
     [x], [y] = front.trace("the plan")["x"], front.trace("the plan")["y"]
     beside = zip(kept["x"], kept["y"], strict=True)
