@@ -366,20 +366,17 @@ def next_commands(plan: Plan, written: Path | None, *, verbose: bool) -> Section
         commands[f"sizing export {name}"] = f"writes the commands of {plan.engine.name}"
     width = max(map(len, commands))
     lines += [f"{command:{width}}  {effect}" for command, effect in commands.items()]
-    if price := _list_price(plan):
-        lines.append(f"--set cost.prices=catalog adds the price: {price} an hour by lists")
-    if not verbose:
-        lines.append("--verbose shows batch limits, KV cache, all percentiles and more")
+    more = [] if verbose else ["--verbose shows more"]
+    if _has_list_price(plan):
+        more.append("--set cost.prices=catalog shows the price")
+    lines += [", ".join(more)] if more else []
     return facts("", [("Next", "\n".join(lines))])
 
 
-def _list_price(plan: Plan) -> str | None:
-    """Return what the GPUs of a plan without a price cost by the lists; `None`: it is unknown."""
-    prices = {gpu: list_price(gpu) for gpu in plan.gpus_by_kind}
-    known = {gpu: price.usd_per_gpu_hour for gpu, price in prices.items() if price is not None}
-    if plan.cost.price_usd_per_hour is not None or len(known) < len(prices):
-        return None
-    return f"${sum(gpus * known[gpu] for gpu, gpus in plan.gpus_by_kind.items()):,.2f}"
+def _has_list_price(plan: Plan) -> bool:
+    """Say whether a plan has no price, and the lists have one of each of its GPUs."""
+    unpriced = plan.cost.price_usd_per_hour is None
+    return unpriced and all(list_price(gpu) is not None for gpu in plan.gpus_by_kind)
 
 
 @sections_of.register(ClassPlans)
