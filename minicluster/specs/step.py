@@ -22,7 +22,7 @@ class StepCoefficients(Spec):
     """
     One pool's step time as measured, eq. S1 of docs/model.md.
 
-        t = base + max(stream, a n + b B) + c pairs + d context
+        t = base + max(stream, a n + b B) + sum of r max(0, n - k) + c pairs + d context
 
     n: prompt tokens computed in the step, B: sequences decoded in it, pairs: sum over prompt
     tokens of the tokens they attend to, context: cached tokens read by the decoded sequences.
@@ -34,6 +34,8 @@ class StepCoefficients(Spec):
         max_tokens, max_batch: largest n and B that the fit saw.
         max_context_tokens: longest sequence that it saw.
         error_fraction: mean absolute relative error of the fit.
+        knee_tokens, knee_per_token_s: k, from where on each prompt token takes r more: parts of the
+            model saturate compute one after the other.
     """
 
     base_s: NotNegative
@@ -46,6 +48,13 @@ class StepCoefficients(Spec):
     max_batch: Count
     max_context_tokens: int
     error_fraction: NotNegative
+    knee_tokens: tuple[Count, ...] = ()
+    knee_per_token_s: tuple[NotNegative, ...] = ()
+
+    def _check(self) -> None:
+        if len(self.knee_tokens) != len(self.knee_per_token_s):
+            place, expected = "knee_per_token_s", f"{len(self.knee_tokens)} numbers"
+            raise InputError(place, len(self.knee_per_token_s), expected)
 
     def step_s(self, tokens: float, pairs: float, batch: float, context: float) -> float:
         """Return the seconds of a step (docs/model.md, eq. S1)."""
@@ -55,9 +64,13 @@ class StepCoefficients(Spec):
         """Return the seconds, by prompt tokens and pairs, of steps of *batch* without context."""
         base_s, stream_s, decode_s = self.base_s, self.stream_s, self.per_sequence_s * batch
         token_s, pair_s = self.per_prefill_token_s, self.per_pair_s
+        knees = tuple(zip(self.knee_tokens, self.knee_per_token_s, strict=True))
 
         def seconds(tokens: float, pairs: float) -> float:
-            return base_s + max(stream_s, token_s * tokens + decode_s) + pair_s * pairs
+            more_s = 0.0
+            for knee, each_s in knees:
+                more_s += each_s * max(0.0, tokens - knee)
+            return base_s + max(stream_s, token_s * tokens + decode_s) + more_s + pair_s * pairs
 
         return seconds
 
@@ -75,6 +88,7 @@ class StepCoefficients(Spec):
             self.scaled(decode),
             per_prefill_token_s=self.per_prefill_token_s * prompts,
             per_pair_s=self.per_pair_s * prompts,
+            knee_per_token_s=tuple(prompts * each_s for each_s in self.knee_per_token_s),
         )
 
 

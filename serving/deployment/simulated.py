@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minicluster.engine_model.planned_limits import planned_limits, planned_lora
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
-from minicluster.specs.step import StepTable
+from minicluster.specs.step import StepCoefficients, StepTable
 from minicluster.workload.arrivals import equally_likely
 from serving.deployment.engine_args import LEASE_S, SIMULATED, planned_facts
 from serving.deployment.feasibility import offload_findings
@@ -63,7 +63,7 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
             }
         elif isinstance(value, tuple):
             changed[field.name] = tuple(_slow(field_value, slowdown) for field_value in value)
-        elif isinstance(value, StepTable):
+        elif isinstance(value, StepTable | StepCoefficients):
             changed[field.name] = value.scaled(slowdown)
         elif isinstance(value, float) and factor != 1.0:
             changed[field.name] = value * factor

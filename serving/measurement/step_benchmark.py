@@ -18,7 +18,7 @@ from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,6 +45,7 @@ class TimedStream:
     """
 
     sent_s: float = 0.0
+    prefilled_s: float = 0.0
     stamps: list[tuple[float, int]] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -139,28 +140,32 @@ def _tokens(chunk: dict[str, Any], url: str) -> int:
 
 
 PREFILL_TOKENS = (16, 48, 224, 512)
-"""Prompt lengths; the demo's lie between them, so that its prediction interpolates."""
+"""Prompt lengths; the demo's lie between them, so that its prediction interpolates. Beyond them
+come twice as many each time, up to what the context of the engines takes."""
 
-PREFILL_PROMPTS = 12
+PREFILL_PROMPTS, LONG_PROMPTS = 12, 8
+"""Prompts of a length, and of one beyond `PREFILL_TOKENS`."""
 
 PREFILL_AT_ONCE = 4
 
-DECODE_POINTS = ((1, 16), (1, 384), (4, 16), (16, 16), (16, 384))
-"""Batch and context; the largest batch is that of the deployment to measure."""
+DECODE_FACTOR = 4
+"""Each decode batch is so many times as large as the one before."""
 
-DECODE_LIMIT_TOKENS = 480
-"""Most tokens of a stream; more than it generates before it is cancelled."""
+SHORT_CONTEXT, LONG_CONTEXT = 16, 0.375
+"""Tokens of a short context, and a long one's share of the engines' longest: as many as follow
+have room, and do not end while others begin."""
 
 DECODE_WINDOW_S = 0.6
 
 DECODE_STEPS = 8
 """Least length of the window in which steps are counted, in seconds and in steps."""
 
-SERVICE_POINTS = ((48, 3), (48, 9), (176, 35))
-"""Prompt and answer tokens under load, for few and for many sequences in decode."""
+SERVICE_POINTS = ((48, 0.5), (48, 2.0), (224, 3.0))
+"""Prompt tokens under load, also timed alone, and the sequences that decode then holds: few, so
+that it never keeps prefill waiting."""
 
 SERVICE_CLIENTS = 16
-"""Clients under load; more than decode holds, so that prefill always has the next prompt."""
+"""Clients under load; many more than decode holds, so that prefill always has the next prompt."""
 
 PATH_TOKENS = (16, 224)
 
@@ -201,28 +206,77 @@ GridPoints = tuple[GridPoint, ...]
 
 
 class GridStep(NamedTuple):
-    """One point of the grid; limits and the time left are proportional to its *tokens*."""
+    """
+    One point of the grid; limits and the time left are proportional to its *tokens*.
+
+    It is given the rows before it.
+    """
 
     name: str
     tokens: int
-    run: Callable[[TimingClient], Awaitable[GridPoints]]
+    run: Callable[[TimingClient, Sequence[GridPoint]], Awaitable[GridPoints]]
 
 
-def grid() -> tuple[GridStep, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """
+    What the engines take, and the grid covers.
+
+    Attributes:
+        context_tokens: of the longest sequence.
+        sequences: of the largest decode batch.
+        kv_tokens: that the KV cache of decode holds.
+    """
+
+    context_tokens: int
+    sequences: int
+    kv_tokens: int
+
+    @property
+    def prefill_tokens(self) -> tuple[int, ...]:
+        """Return the lengths of the prompts, ascending."""
+        longest = self.context_tokens - 2  # a token of the answer, and one that is asked for
+        short = [tokens for tokens in PREFILL_TOKENS if tokens <= longest]
+        tokens = 2 * PREFILL_TOKENS[-1]
+        while tokens < longest:
+            short.append(tokens)
+            tokens *= 2
+        far = longest > PREFILL_TOKENS[-1] * DECODE_FACTOR / 2 + 1
+        return (*short, longest) if far else tuple(short)
+
+    @property
+    def decode_points(self) -> tuple[tuple[int, int], ...]:
+        """Return batch and context: long ones of the smallest and the largest batch."""
+        batches = [1]
+        while batches[-1] * DECODE_FACTOR < self.sequences:
+            batches.append(batches[-1] * DECODE_FACTOR)
+        batches += [self.sequences] if self.sequences > 1 else []
+        points = []
+        for batch in batches:
+            points.append((batch, SHORT_CONTEXT))
+            if batch in {1, self.sequences}:
+                most = min(self.context_tokens, self.kv_tokens // batch)
+                points.append((batch, int(LONG_CONTEXT * most)))
+        return tuple(points)
+
+
+def grid(extent: Extent) -> tuple[GridStep, ...]:
     """Return every point: each pool alone, both under load, and the idle path."""
     steps = []
-    for tokens in PREFILL_TOKENS:
-        timing = partial(_prefill, tokens=tokens)
+    for tokens in extent.prefill_tokens:
+        prompts = PREFILL_PROMPTS if tokens <= PREFILL_TOKENS[-1] else LONG_PROMPTS
+        timing = partial(_prefill, tokens=tokens, prompts=prompts)
         name = f"prefill of {tokens} tokens, alone"
-        steps.append(GridStep(name, PREFILL_PROMPTS * tokens, timing))
-    for batch, context in DECODE_POINTS:
-        timing = partial(time_decode, batch=batch, context=context)
+        steps.append(GridStep(name, prompts * tokens, timing))
+    for batch, context in extent.decode_points:
+        limit = extent.context_tokens - context
+        timing = partial(time_decode, batch=batch, context=context, limit_tokens=limit)
         name = f"decode batch {batch} at {context} tokens, alone"
         steps.append(GridStep(name, batch * (context + DECODE_STEPS), timing))
-    for tokens, answer in SERVICE_POINTS:
-        timing = partial(_in_service, tokens=tokens, answer=answer)
-        name = f"both pools, {tokens} tokens in and {answer} out"
-        steps.append(GridStep(name, 2 * SERVICE_CLIENTS * (tokens + answer), timing))
+    for tokens, sequences in SERVICE_POINTS:
+        timing = partial(_in_service, tokens=tokens, sequences=sequences)
+        name = f"both pools, {tokens} tokens in and {sequences:g} sequences in decode"
+        steps.append(GridStep(name, 2 * SERVICE_CLIENTS * (tokens + SERVICE_TOKENS), timing))
     for tokens in PATH_TOKENS:
         timing = partial(_path, tokens=tokens)
         steps.append(GridStep(f"path with {tokens} tokens", 2 * PATH_REPEATS * tokens, timing))
@@ -230,7 +284,10 @@ def grid() -> tuple[GridStep, ...]:
 
 
 async def time_grid(
-    client: TimingClient, report: Callable[[str], None], clock: Callable[[], CpuTimes]
+    client: TimingClient,
+    extent: Extent,
+    report: Callable[[str], None],
+    clock: Callable[[], CpuTimes],
 ) -> GridPoints:
     """
     Time every point of the grid; *report* receives a line for each.
@@ -241,7 +298,7 @@ async def time_grid(
     Raises:
         TargetFailed: a request failed, or a point took much longer than the others.
     """
-    steps = grid()
+    steps = grid(extent)
     started = time.monotonic()
     report("warm-up")
     await _within(_warm_up(client), FIRST_LIMIT_S, "the warm-up")
@@ -255,20 +312,24 @@ async def time_grid(
         about = f", about {left_s:.0f} s left" if left_s else ""
         report(f"measuring {number} of {len(steps)}: {step.name} ({spent:.0f} s spent{about})")
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * slowest * step.tokens)
-        timed, took_s = await _timed(client, step, limit_s, clock)
+        timed, took_s = await _timed(client, step, rows, limit_s, clock)
         slowest = max(slowest, took_s / step.tokens)
         if timed[0].others_fraction > DISTURBED_FRACTION:
-            again, _ = await _timed(client, step, limit_s, clock)
+            again, _ = await _timed(client, step, rows, limit_s, clock)
             timed = min(timed, again, key=lambda rows: rows[0].others_fraction)
         rows += timed
     return tuple(rows)
 
 
 async def _timed(
-    client: TimingClient, step: GridStep, limit_s: float, clock: Callable[[], CpuTimes]
+    client: TimingClient,
+    step: GridStep,
+    before: Sequence[GridPoint],
+    limit_s: float,
+    clock: Callable[[], CpuTimes],
 ) -> tuple[GridPoints, float]:
     start = clock()
-    rows = await _within(step.run(client), limit_s, step.name)
+    rows = await _within(step.run(client, before), limit_s, step.name)
     end = clock()
     others = others_fraction(start, end)
     return tuple(replace(row, others_fraction=others) for row in rows), end.at_s - start.at_s
@@ -293,11 +354,13 @@ WARM_UP_STREAMS = 8
 WARM_UP_TOKENS = WARM_UP_STREAMS * (32 + 16) + sum(PATH_TOKENS) + 4 * len(PATH_TOKENS)
 
 
-async def _prefill(client: TimingClient, *, tokens: int) -> GridPoints:
+async def _prefill(
+    client: TimingClient, _before: Sequence[GridPoint], *, tokens: int, prompts: int
+) -> GridPoints:
     done: list[float] = []
 
     async def run_client() -> None:
-        for _ in range(PREFILL_PROMPTS // PREFILL_AT_ONCE):
+        for _ in range(prompts // PREFILL_AT_ONCE):
             await client.prefill(tokens)
             done.append(time.monotonic())
 
@@ -309,12 +372,16 @@ async def _prefill(client: TimingClient, *, tokens: int) -> GridPoints:
     return (GridPoint(phase="prefill", tokens=tokens, repeats=repeats, seconds=seconds),)
 
 
-async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> GridPoints:
+async def _in_service(
+    client: TimingClient, before: Sequence[GridPoint], *, tokens: int, sequences: float
+) -> GridPoints:
     """
-    Time both pools at once, through the endpoint, at capacity.
+    Time both pools at once, through the endpoint, at the capacity of prefill.
 
-    Prefill always has a prompt, and decode has as many sequences as that yields.
+    Prefill always has a prompt; decode has about as many *sequences* as are wanted, because answers
+    are as long as prompts and steps timed alone make them (Little's law).
     """
+    answer = _answer_tokens(before, tokens=tokens, sequences=sequences)
     streams: list[TimedStream] = []
 
     async def run_client() -> None:
@@ -351,6 +418,18 @@ async def _in_service(client: TimingClient, *, tokens: int, answer: int) -> Grid
     return prefill, decode
 
 
+SERVICE_TOKENS = 35
+"""Most tokens of an answer under load."""
+
+
+def _answer_tokens(before: Sequence[GridPoint], *, tokens: int, sequences: float) -> int:
+    prompts = [(row.tokens, row.seconds) for row in before if row.phase == "prefill"]
+    steps = [row.seconds for row in before if row.phase == "decode"]
+    prompt_s = float(np.interp(tokens, *np.transpose(sorted(prompts)))) if prompts else 0.0
+    step_s = steps[0] if steps else np.inf
+    return int(np.clip(round(1 + sequences * prompt_s / step_s), 2, SERVICE_TOKENS))
+
+
 def _covered(spans: NDArray[np.float64]) -> float:
     covered_s, until_s = 0.0, -np.inf
     for start, end in spans[np.argsort(spans[:, 0])]:
@@ -359,13 +438,20 @@ def _covered(spans: NDArray[np.float64]) -> float:
     return float(covered_s)
 
 
-async def time_decode(client: TimingClient, *, batch: int, context: int) -> GridPoints:
-    """Time a decode step of exactly *batch* sequences."""
+async def time_decode(
+    client: TimingClient,
+    _before: Sequence[GridPoint],
+    *,
+    batch: int,
+    context: int,
+    limit_tokens: int,
+) -> GridPoints:
+    """Time a decode step of exactly *batch* sequences, of streams that end by *limit_tokens*."""
     streams = [TimedStream() for _ in range(batch)]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(client.stream(context, DECODE_LIMIT_TOKENS, stream))
+                group.create_task(client.stream(context, limit_tokens, stream))
                 for stream in streams
             ]
             for stream in streams:
@@ -394,7 +480,9 @@ async def time_decode(client: TimingClient, *, batch: int, context: int) -> Grid
     )
 
 
-async def _path(client: TimingClient, *, tokens: int) -> GridPoints:
+async def _path(
+    client: TimingClient, _before: Sequence[GridPoint], *, tokens: int
+) -> GridPoints:
     prefill_only: list[float] = []
     whole: list[float] = []
     for _ in range(PATH_REPEATS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -15,6 +16,7 @@ from minicluster.engine_model.prefix_cache import ContentCache
 from minicluster.engine_model.replica import Replica
 from minicluster.engine_model.request_table import RequestTable
 from minicluster.errors import InputError
+from minicluster.workload.engine_steps import EngineStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 RESOLUTION_S = 1e-6
 """Seconds by which a timer may be early: times are sums of rounded numbers."""
+
+
+MOST_STEPS = 200_000
+"""Steps that an engine keeps: half an hour of them."""
 
 
 def check_slowdown(slowdown: float) -> float:
@@ -118,11 +124,10 @@ class EngineDied(Exception):
 class SlowedStep:
     """Steps of a plan that take *factor* times as long: a fault that can be set and taken back."""
 
-    join_delay_s = 0.0
-
     def __init__(self, step: StepTime) -> None:
         """Start as planned."""
         self._step = step
+        self.join_delay_s = step.join_delay_s
         self.factor = 1.0
 
     def decode_line(self, batch: int) -> tuple[float, float]:
@@ -216,6 +221,7 @@ class _Lane:
         self.sequences: dict[int, Sequence] = {}
         self.aborted: list[Sequence] = []
         self.timer: EngineTimer | None = None
+        self._step_before_s = -inf
 
     def catch_up(self) -> float:
         """End all steps that are over; return the engine time."""
@@ -290,13 +296,32 @@ class _Lane:
             lane.end_step()
         for lane in self.together:
             lane.replica.start_stretch(end_s)
+            lane._step_before_s = end_s if lane.replica.active else -inf  # noqa: SLF001  (ours)
         if isinstance(self.replica, Rank):
             step_together(self.replica.ranks)
 
     def end_step(self) -> None:
         """End the step in progress: its tokens are there, and blocks are free."""
+        if self.engine.steps is not None:
+            self.engine.steps.append(self._contents())
         self._report(self.replica.end_stretch())
         self._forget_aborted()
+
+    def _contents(self) -> EngineStep:
+        """Return the step in progress as vLLM's are reported; its end is by the engine's clock."""
+        replica, clock = self.replica, self.engine.clock
+        chunks = [(new, replica.prefilling[at]) for at, new in replica.scheduled_prefills]
+        began_s = replica.start_s if self._step_before_s < 0 else self._step_before_s
+        return EngineStep(
+            end_unix_s=replica.end_s,
+            seconds=(replica.end_s - began_s) * clock.slowdown,
+            prompts=len(chunks),
+            prompt_tokens=sum(new for new, _ in chunks),
+            pairs=sum(new * (2 * cached + new + 1) // 2 for new, cached in chunks),
+            sequences=replica.batch,
+            context_tokens=replica.context_tokens,
+            joined=len(replica.newly_joined) + sum(not cached for _, cached in chunks),
+        )
 
     def _forget_aborted(self) -> None:
         pulling = self.replica.waiting_for_kv
@@ -337,6 +362,7 @@ class SimulatedEngine:
 
     Attributes:
         table: the requests.
+        steps: the last ones, where they are kept: only where they are not the plan's own.
     """
 
     def __init__(  # noqa: PLR0913  (what an engine is, by name)
@@ -349,6 +375,7 @@ class SimulatedEngine:
         lanes: int = 1,
         ranks: int = 1,
         lora: LoraLimits | None = None,
+        keeps_steps: bool = False,
     ) -> None:
         """
         Start idle and empty, with steps of *step* seconds of the clock.
@@ -361,8 +388,10 @@ class SimulatedEngine:
             lanes: batches of the engine, each with its own queue and KV cache.
             ranks: size of a data-parallel group, whose lanes step together; 1: they step alone.
             lora: slots for adapters of each lane; `None`: requests name none.
+            keeps_steps: whether `steps` are kept.
         """
         self.clock = clock
+        self.steps = deque[EngineStep](maxlen=MOST_STEPS) if keeps_steps else None
         self.step = SlowedStep(step)
         self.table = RequestTable([], [])
         self.died = False
@@ -437,6 +466,8 @@ class SimulatedEngine:
         lane.sequences[index] = sequence
         take = lane.replica.add if begin_pull is None else lane.replica.add_remote_prefill
         lane.do(partial(take, index))
+        if begin_pull is not None:
+            lane.do(lane.replica.delay)
         return sequence
 
     def kv_received(self, sequence: Sequence) -> None:

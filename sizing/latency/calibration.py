@@ -60,10 +60,11 @@ def nonnegative_least_squares(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BentLine:
     """
-    t = base + slope max(bend, load) + sum of rate x column.
+    t = base + slope max(bend, load) + sum of rise max(0, load - knee) + sum of rate x column.
 
     Attributes:
         rates: of the other columns, in their order.
+        knees, rises: loads from which on the line is steeper, and by how much.
         error_fraction: mean absolute relative error over the rows.
     """
 
@@ -72,6 +73,8 @@ class BentLine:
     bend: float
     rates: tuple[float, ...]
     error_fraction: float
+    knees: tuple[float, ...] = ()
+    rises: tuple[float, ...] = ()
 
     def step(self, most: tuple[int, int, int], **rates: float) -> StepCoefficients:
         """
@@ -91,17 +94,20 @@ class BentLine:
             max_batch=most[1],
             max_context_tokens=most[2],
             error_fraction=self.error_fraction,
+            knee_tokens=tuple(round(knee) for knee in self.knees),
+            knee_per_token_s=self.rises,
             **{**none, **rates},
         )
 
 
-def fit_bent_line(
+def fit_bent_line(  # noqa: PLR0913  (what it is fitted to, by name)
     load: NDArray[np.float64],
     columns: Sequence[NDArray[np.float64]],
     seconds: NDArray[np.float64],
     *,
     bend_earns: float,
     weights: NDArray[np.float64] | None = None,
+    knee_earns: float = 0.0,
 ) -> BentLine:
     """
     Fit by least relative squares, no coefficient negative; the bend is tried at every load.
@@ -113,27 +119,54 @@ def fit_bent_line(
         bend_earns: a bend is kept if it leaves less than this share of the squared residual;
             below 1 for measured rows, whose noise some bend always fits a little better.
         weights: of the rows, shape (rows,); without them all count alike.
+        knee_earns: the same of each knee, tried at every load once the bend is known.
     """
-    least = np.inf
     roots = np.ones_like(seconds) if weights is None else np.sqrt(weights / weights.mean())
-    best = BentLine(base=0.0, slope=0.0, bend=0.0, rates=(), error_fraction=0.0)
-    for bend in (0.0, *np.unique(load)[:-1]):
-        design = np.column_stack([np.ones_like(load), np.maximum(bend, load), *columns])
-        weighted = design / seconds[:, None]
-        found = nonnegative_least_squares(weighted * roots[:, None], roots)
-        residual = weighted @ found - 1
-        left = float((residual * roots) @ (residual * roots))
+    loads = np.unique(load)
+    best, least = _line_at(load, columns, seconds, roots, bend=0.0, knees=())
+    for bend in loads[:-1]:
+        tried, left = _line_at(load, columns, seconds, roots, bend=float(bend), knees=())
         if left < bend_earns * least:
-            least = left
-            base, slope, *rates = (float(value) for value in found)
-            best = BentLine(
-                base=base,
-                slope=slope,
-                bend=float(bend),
-                rates=tuple(rates),
-                error_fraction=float(np.abs(residual).mean()),
-            )
+            best, least = tried, left
+    for _ in range(MOST_KNEES):
+        tries = [
+            _line_at(load, columns, seconds, roots, bend=best.bend, knees=(*best.knees, knee))
+            for knee in loads[1:-1].tolist()
+            if knee not in best.knees
+        ]
+        tried, left = min(tries, key=lambda one: one[1], default=(best, least))
+        if left >= knee_earns * least:
+            break
+        best, least = tried, left
     return best
+
+
+def _line_at(  # noqa: PLR0913  (what is fitted, and where)
+    load: NDArray[np.float64],
+    columns: Sequence[NDArray[np.float64]],
+    seconds: NDArray[np.float64],
+    roots: NDArray[np.float64],
+    *,
+    bend: float,
+    knees: tuple[float, ...],
+) -> tuple[BentLine, float]:
+    """Fit the line with these bends; return it, and the weighted squared residual that it leaves."""
+    beyond = [np.maximum(0.0, load - knee) for knee in knees]
+    design = np.column_stack([np.ones_like(load), np.maximum(bend, load), *beyond, *columns])
+    weighted = design / seconds[:, None]
+    found = nonnegative_least_squares(weighted * roots[:, None], roots)
+    residual = weighted @ found - 1
+    base, slope, *rest = (float(value) for value in found)
+    line = BentLine(
+        base=base,
+        slope=slope,
+        bend=bend,
+        knees=knees,
+        rises=tuple(rest[: len(knees)]),
+        rates=tuple(rest[len(knees) :]),
+        error_fraction=float(np.abs(residual).mean()),
+    )
+    return line, float((residual * roots) @ (residual * roots))
 
 
 LEAST_ROWS = 3
@@ -141,8 +174,10 @@ LEAST_ROWS = 3
 
 LEAST_WEIGHT = 0.01
 
-BEND_EARNS = 0.9
-"""A bend is kept if it leaves less than this share of the squared residual without it."""
+BEND_EARNS, KNEE_EARNS = 0.9, 0.5
+"""A bend, or a knee, is kept if it leaves less than this share of the squared residual without."""
+
+MOST_KNEES = 4
 
 
 def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpec:
@@ -167,7 +202,7 @@ def fit_calibration(rows: Sequence[Measurement], *, name: str) -> CalibrationSpe
         prefill=prefill,
         decode=decode,
         path=fit_path([row for row in alone if row.phase in ("request", "path")], prefill, decode),
-        interference=fit_interference(busy, prefill, decode),
+        interference=fit_interference(busy, alone, prefill, decode),
     )
 
 
@@ -180,7 +215,7 @@ def read_calibration(path: Path) -> CalibrationSpec:
 def fit_prefill(rows: Sequence[Measurement]) -> StepCoefficients:
     """Fit eq. S2 to prompts of different lengths; needs `LEAST_ROWS` lengths."""
     tokens = _column(rows, "tokens", "prefill")
-    line = _line(rows, tokens, tokens * (tokens + 1) / 2)
+    line = _line(rows, tokens, tokens * (tokens + 1) / 2, knee_earns=KNEE_EARNS)
     longest = int(tokens.max())
     most = (longest, 1, longest)
     return line.step(most, per_prefill_token_s=line.slope, per_pair_s=line.rates[0])
@@ -196,7 +231,10 @@ def fit_decode(rows: Sequence[Measurement]) -> StepCoefficients:
 
 
 def _line(
-    rows: Sequence[Measurement], load: NDArray[np.float64], attended: NDArray[np.float64]
+    rows: Sequence[Measurement],
+    load: NDArray[np.float64],
+    attended: NDArray[np.float64],
+    knee_earns: float = 0.0,
 ) -> BentLine:
     """
     Fit the seconds of rows, weighed by what other processes left them of the cores.
@@ -207,7 +245,12 @@ def _line(
     left = 1.0 - np.array([row.others_fraction for row in rows])
     weights = np.maximum((left / max(left.max(), 1e-9)) ** 2, LEAST_WEIGHT)
     seconds = np.array([row.seconds for row in rows])
-    return fit_bent_line(load, (attended,), seconds, bend_earns=BEND_EARNS, weights=weights)
+    return fit_bent_line(
+        *(load, (attended,), seconds),
+        bend_earns=BEND_EARNS,
+        weights=weights,
+        knee_earns=knee_earns,
+    )
 
 
 def fit_path(
@@ -244,12 +287,16 @@ def fit_path(
 
 
 def fit_interference(
-    rows: Sequence[Measurement], prefill: StepCoefficients, decode: StepCoefficients
+    rows: Sequence[Measurement],
+    alone: Sequence[Measurement],
+    prefill: StepCoefficients,
+    decode: StepCoefficients,
 ) -> Interference:
     """
     Fit how much longer steps take beside a busy pool than alone (docs/model.md, eq. C2).
 
-    Without such rows the pools share nothing.
+    A prompt is compared with those of its length among *alone*, where there are any: what the fitted
+    line errs by is no interference. Without *rows* the pools share nothing.
     """
     if not rows:
         return Interference()
@@ -257,7 +304,7 @@ def fit_interference(
     steps = [row for row in rows if row.phase == "decode"]
     while_busy, per_sequence, per_prompt = _longer(
         np.array([row.seconds for row in prompts]),
-        step_time.prefill_s(prefill, [row.tokens for row in prompts]),
+        np.array([_prompt_s(row.tokens, alone, prefill) for row in prompts]),
         fractions=np.array([(1.0, row.other_batch) for row in prompts]),
         times=np.ones(len(prompts)),
     )
@@ -274,6 +321,11 @@ def fit_interference(
         decode_fraction=beside_prefill,
         decode_per_request_s=per_join,
     )
+
+
+def _prompt_s(tokens: int, alone: Sequence[Measurement], prefill: StepCoefficients) -> float:
+    timed = [row.seconds for row in alone if (row.phase, row.tokens) == ("prefill", tokens)]
+    return float(np.mean(timed)) if timed else float(step_time.prefill_s(prefill, tokens))
 
 
 def _longer(

@@ -295,7 +295,8 @@ class _Corners:
             fixed_s, context_s = rows[:-1], float(rows[-1].min())
             pair_s = float((key_s[1:] / tokens[1:]).min())
         else:
-            tokens = np.array([0.0, max_tokens])
+            knees = [knee for knee in step.knee_tokens if knee < max_tokens]
+            tokens = np.array([0.0, *knees, max_tokens])
             sequences = np.unique([0.0, 1.0, max_sequences])
             fixed_s = np.array([[step.step_s(n, 0, b, 0) for b in sequences] for n in tokens])
             pair_s, context_s = step.per_pair_s, step.per_context_token_s

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MEASURED_CONTEXT_TOKENS = 1024
 """Context of the engines that are measured: room for the longest timed prompt and its answer."""
 
-MEASURED_SEQUENCES = 16
+MEASURED_SEQUENCES = {"cpu": 16, "gpu": 64}
 """Sequences of the largest decode batch that is measured, and so of the largest that is planned."""
 
 
@@ -74,7 +74,7 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
     measured = Configuration(
         layout=Layout.split(1, 1, inputs.gpu.name),
         replicas={"prefill": 1, "decode": 1},
-        max_batch={"prefill": 1, "decode": MEASURED_SEQUENCES},
+        max_batch={"prefill": 1, "decode": MEASURED_SEQUENCES[inputs.gpu.kind]},
     )
     routing = Routing(policy="least-tokens")
     return _deployment(

@@ -336,7 +336,9 @@ def _fitted_terms(
         n = float(load.computed_tokens.mean())
         cached = float(load.cached_tokens.mean())
         work, equation = step.per_prefill_token_s * n, "S2"
-        parts = {"attention": step.per_pair_s * n * (cached + (n + 1) / 2)}
+        beyond = step.beside(0)(n, 0) - step.base_s - max(step.stream_s, work)
+        parts = {"compute beyond": beyond} if step.knee_tokens else {}
+        parts["attention"] = step.per_pair_s * n * (cached + (n + 1) / 2)
     else:
         work, equation = step.per_sequence_s * batch, "S3"
         read = step.per_context_token_s * batch * load.context[0]

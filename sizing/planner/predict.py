@@ -422,7 +422,7 @@ def _fitted_bound(step: StepCoefficients, load: OfferedLoad, role: str, batch: f
     """Compare what a fitted step reads, weights and cache, with what grows with tokens."""
     if role == "prefill":
         n = float(load.computed_tokens.mean())
-        compute = step.per_prefill_token_s * n + step.per_pair_s * n * n / 2
-        return "compute" if compute >= step.stream_s else "memory bandwidth"
+        compute = step.step_s(n, n * n / 2, 0, 0) - step.base_s
+        return "compute" if compute > step.stream_s else "memory bandwidth"
     read = max(step.stream_s, step.per_context_token_s * batch * load.context[0])
     return "compute" if step.per_sequence_s * batch > read else "memory bandwidth"

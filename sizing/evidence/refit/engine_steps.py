@@ -71,9 +71,11 @@ class TimedSteps:
 
     @property
     def undisturbed(self) -> NDArray[np.bool_] | None:
-        """Which steps had the least beside them, shape (steps,); `None`: too few of either."""
-        least = self.beside == self.beside.min(initial=np.inf)
-        return least if min(int(least.sum()), int((~least).sum())) >= FEWEST else None
+        """Which `FEWEST` steps or more had the least beside them; `None`: too few of either."""
+        if len(self.beside) < FEWEST:
+            return None
+        least = self.beside <= np.sort(self.beside)[FEWEST - 1]
+        return least if (~least).sum() >= FEWEST else None
 
     def among(self, chosen: NDArray[np.bool_]) -> TimedSteps:
         """Return the *chosen* steps, shape (steps,)."""
