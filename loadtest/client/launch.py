@@ -113,11 +113,9 @@ def keep_engine_steps(folder: Path, job: Job) -> None:
     """
     Write the steps that the engines ran during a run beside its samples.
 
-    Nothing is written of simulated engines, whose steps are the plan's own, nor where the endpoint
+    Nothing is written of simulated engines whose steps are the plan's own, nor where the endpoint
     is not `serving`'s: the run is then judged without the pace of the engines.
     """
-    if job.slowdown is not None:
-        return
     start_unix_s = read_client(folder / "client.json").started_unix_s
     interval = f"begin={start_unix_s}&end={time.time()}"
     expected = "the steps of the engines"
@@ -127,4 +125,5 @@ def keep_engine_steps(folder: Path, job: Job) -> None:
             steps = json.load(answer)["steps"]
     except (MiniclusterError, OSError, http.client.HTTPException, KeyError, TypeError, ValueError):
         return
-    write_engine_steps(folder / ENGINE_STEPS, steps, start_unix_s)
+    if job.slowdown is None or any(steps.values()):
+        write_engine_steps(folder / ENGINE_STEPS, steps, start_unix_s)

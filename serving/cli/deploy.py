@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import replace as with_options
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from serving.cli.progress import progress
 
 if TYPE_CHECKING:
     from minicluster.plan import Deployment, Plan
+    from serving.deployment.engine_args import DeployTarget
     from serving.operations.probe import Readiness
 
 
@@ -49,7 +50,7 @@ def demo_model(
         dtype = cpu_dtype.native_dtype(pace)
         talk.print(cpu_dtype.choice_text(pace), highlight=False, soft_wrap=True)
     dense = FP32_SHAPE if dtype == "fp32" else DemoShape()
-    shape = replace(MOE_SHAPE, num_experts=experts) if experts else dense
+    shape = with_options(MOE_SHAPE, num_experts=experts) if experts else dense
     typer.echo(make_demo_model(directory, shape, dtype))
 
 
@@ -124,6 +125,13 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         float | None,
         typer.Option(help="Seconds that each second of a simulated engine takes (default: 1)."),
     ] = None,
+    step_times: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with step times of simulated engines in place of the plan's: engines as a"
+            " calibration meets them."
+        ),
+    ] = None,
     endpoints: Annotated[
         int | None,
         typer.Option(
@@ -151,13 +159,11 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     from serving.api.access import KEYS_FILE, refuse_open
     from serving.api.tls import tls_files
     from serving.cluster.state import changing
-    from serving.deployment.compile import kind_of
-    from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
+    from serving.deployment.engine_args import SIMULATED, read_media_domains
     from serving.deployment.feasibility import lora_findings, plan_findings, refuse
     from serving.deployment.target import located
     from serving.operations.deploy import Site, bring_up
     from serving.request.cost import read_token_limit
-    from serving.simulated.engine import check_slowdown
 
     read = read_plan_or_deployment(plan)
     planned = read if isinstance(read, Plan) else None
@@ -165,13 +171,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     if replace:
         _replace(context, deployment, planned, lora_modules or [])
         return
-    kind = SIMULATED if engine == SIMULATED else kind_of(deployment)
-    if kind == SIMULATED and planned is None:
-        raise InputError("--engine", engine, "a plan with step times", "`sizing plan -o` it")
-    if engine not in {"vllm", SIMULATED}:
-        raise InputError("--engine", engine, f"vllm or {SIMULATED}")
-    if kind != SIMULATED and slowdown is not None:
-        raise InputError("--slowdown", slowdown, f"--engine {SIMULATED}: real engines take theirs")
+    engines = _engines(engine, deployment, planned, slowdown, step_times)
+    kind = engines.kind
     if kind != SIMULATED and planned is not None:
         refuse(plan_findings(planned))
     adapters = _adapters(lora_modules or [], kind)
@@ -180,9 +181,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         refuse_open(host, os.environ)
     tls = tls_files(tls_cert, tls_key)
     site = Site(
-        target=DeployTarget(
-            kind=kind,
-            slowdown=check_slowdown(1.0 if slowdown is None else slowdown),
+        target=with_options(
+            engines,
             deadlines_s=(prefill_deadline_s, kv_deadline_s),
             token_limit=read_token_limit(os.environ),
             media_domains=read_media_domains(os.environ),
@@ -206,10 +206,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
         )
     typer.echo(f"ready: {state.base_url}/v1 serves {deployment.model.id}")
     if kind == SIMULATED:
-        typer.echo(
-            f"simulated engines, {state.slowdown:g} times slower than the plan: latencies are those"
-            " of the plan's model, not measurements; devices were not checked"
-        )
+        typer.echo(_simulated_text(state.slowdown, step_times))
     typer.echo(f"checked: {_checked(ready)}")
     _warn_of_cores(planned, state.slowdown, address)
     body = {"model": deployment.model.id, "prompt": "Hello", "max_tokens": 16, "stream": True}
@@ -219,6 +216,50 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     typer.echo(f"try:   curl -N {trust}{key}{url} -d '{json.dumps(body)}'")
     typer.echo(f"logs:  serving logs   (all of them: {state.logs})")
     typer.echo("stop:  serving down")
+
+
+def _engines(
+    engine: str,
+    deployment: Deployment,
+    plan: Plan | None,
+    slowdown: float | None,
+    step_times: Path | None,
+) -> DeployTarget:
+    """Return what kind of engines is asked for, and how fast simulated ones are."""
+    from minicluster.engine_model.true_steps import read_true_steps
+    from serving.deployment.compile import kind_of
+    from serving.deployment.engine_args import SIMULATED, DeployTarget
+    from serving.simulated.engine import check_slowdown
+
+    if engine not in {"vllm", SIMULATED}:
+        raise InputError("--engine", engine, f"vllm or {SIMULATED}")
+    if engine == "vllm":
+        for name, value in (("--slowdown", slowdown), ("--step-times", step_times)):
+            if value is not None:
+                raise InputError(
+                    name, str(value), f"--engine {SIMULATED}: real engines take theirs"
+                )
+        return DeployTarget(kind=kind_of(deployment))
+    if step_times is None and plan is None:
+        expected = "a plan with step times, or --step-times"
+        raise InputError("--engine", engine, expected, "`sizing plan -o` it")
+    if step_times is not None and slowdown is not None:
+        expected = "no --slowdown besides: its seconds are the clock's"
+        raise InputError("--step-times", str(step_times), expected)
+    return DeployTarget(
+        kind=SIMULATED,
+        slowdown=check_slowdown(1.0 if slowdown is None else slowdown),
+        truth=None if step_times is None else read_true_steps(step_times),
+    )
+
+
+def _simulated_text(slowdown: float, step_times: Path | None) -> str:
+    if step_times is not None:
+        return f"simulated engines with the step times of {step_times}; devices were not checked"
+    return (
+        f"simulated engines, {slowdown:g} times slower than the plan: latencies are those of the"
+        " plan's model, not measurements; devices were not checked"
+    )
 
 
 def _endpoint_hosts(hosts: int, host: str, address: str | None) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment
     from minicluster.specs.calibration import Measurement
     from serving.cluster.state import State
-    from serving.measurement.step_benchmark import GridPoint
+    from serving.measurement.step_benchmark import Extent, GridPoint
 
 SEED = 1
 
@@ -36,6 +36,7 @@ def measure(
     from minicluster.plan import read_deployment
     from minicluster.specs.calibration import write_measurements
     from serving.cluster.state import DEPLOYMENT
+    from serving.deployment.engine_args import SIMULATED
     from serving.operations.status import current
 
     state = current()
@@ -44,7 +45,10 @@ def measure(
         raise InputError("serving", "a mixed pool", "a prefill and a decode pool to time")
     with progress() as report, terminable():
         points = asyncio.run(time_deployment(deployment, state, report))
-    write_measurements(out, _rows(deployment, points))
+    rows = _rows(deployment, points)
+    if state.target == SIMULATED:  # a calibration of no machine
+        rows = tuple(replace(row, key=replace(row.key, processor=SIMULATED)) for row in rows)
+    write_measurements(out, rows)
     talk.print(f"{len(points)} rows: {out}", highlight=False, soft_wrap=True)
 
 
@@ -86,11 +90,23 @@ async def time_deployment(
                 vocab_size=deployment.model.vocab_size,
                 rng=np.random.default_rng(SEED),
             )
-            return await time_grid(client, report, clock)
+            return await time_grid(client, _extent(deployment), report, clock)
     except aiohttp.ClientError as error:
         raise TargetFailed(
             f"{state.base_url}: {type(error).__name__} while timing: {error}"
         ) from None
+
+
+def _extent(deployment: Deployment) -> Extent:
+    from minicluster.engine_model.planned_limits import planned_limits
+    from serving.measurement.step_benchmark import Extent
+
+    decode = deployment.pool("decode")
+    return Extent(
+        context_tokens=deployment.engine.max_model_len,
+        sequences=decode.max_num_seqs,
+        kv_tokens=planned_limits(deployment, decode).max_tokens,
+    )
 
 
 def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:

@@ -63,6 +63,7 @@ class State:
         deadlines_s: limits of prefill and of the KV hand-off; `None`: the plan's.
         generation: as in `serving.deployment.engine_args`.
         planned: whether there is a plan, not only a deployment to measure.
+        true_steps: whether the engines are simulated with step times that are not the plan's.
         ready: whether the probes of `serving up` succeeded.
     """
 
@@ -83,6 +84,7 @@ class State:
     nixl_port: int = 0
     planned: bool = True
     slowdown: float = 1.0
+    true_steps: bool = False
     generation: int = 1
     lora_modules: dict[str, str] = field(default_factory=dict)
 

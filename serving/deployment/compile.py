@@ -309,9 +309,9 @@ def _pools(
         replicas = len(members) // (pool.dp if target.kind == SIMULATED else 1)
         prefix = pool_prefix(pool.role, domain if len(by_domain) > 1 else "", target.generation)
         simulated = None
-        if plan is not None and target.kind == SIMULATED:
+        if target.kind == SIMULATED:
             planned = tuple(place[0][0] for place in members[:: len(members) // replicas])
-            simulated = simulated_settings(plan, pool, planned, target)
+            simulated = simulated_settings(deployment, plan, pool, planned, target)
         served.append(
             ServedPool(
                 role=pool.role,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minicluster.engine_model.planned_limits import pool_pages
+from minicluster.engine_model.true_steps import TrueSteps
 from minicluster.plan.vllm_args import (
     DTYPES,
     KV_ROLES,
@@ -57,6 +58,7 @@ class DeployTarget:
     Attributes:
         kind: `cpu`, `gpu` or `simulated`; on a CPU the plan's GPUs are core numbers.
         slowdown: clock seconds for each second of a simulated engine.
+        truth: step times of simulated engines; `None`: the plan's.
         one_host: all planned nodes are this machine, whatever their names.
         nixl_port: first port at which the engines exchange the places of KV caches.
         deadlines_s: limits of prefill and of the KV hand-off; `None`: the plan's.
@@ -70,6 +72,7 @@ class DeployTarget:
 
     kind: str
     slowdown: float = 1.0
+    truth: TrueSteps | None = None
     one_host: bool = True
     nixl_port: int = NIXL_PORT
     deadlines_s: tuple[float | None, float | None] = (None, None)

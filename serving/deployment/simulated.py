@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minicluster.engine_model.planned_limits import planned_limits, planned_lora
+from minicluster.engine_model.true_steps import TrueSteps
+from minicluster.errors import InputError
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
 from minicluster.specs.step import StepCoefficients, StepTable
 from minicluster.workload.arrivals import equally_likely
@@ -29,6 +31,9 @@ ENDPOINT_BYTES = 1.3e9
 
 REPLICA_BYTES = 0.2e9
 """Resident memory of one replica with a simulated engine (measured on 2026-11-23)."""
+
+UNASKED_TOKENS = 16
+"""Length of such an answer where there is no plan: OpenAI's default."""
 
 SEVERAL_LENGTHS = 100
 """Quantiles of the planned answers whose mean is the length of an answer that names none."""
@@ -73,35 +78,47 @@ def _slow(timed: Timed, slowdown: float) -> Timed:
 
 
 def simulated_settings(
-    plan: Plan, pool: Pool, nodes: tuple[str, ...], target: DeployTarget
+    deployment: Deployment,
+    plan: Plan | None,
+    pool: Pool,
+    nodes: tuple[str, ...],
+    target: DeployTarget,
 ) -> SimulatedSettings:
     """
     Return the settings of the replicas of a pool in one domain, on these planned *nodes*.
 
     Raises:
-        InputError: the KV cache has no room for a block.
+        InputError: the KV cache has no room for a block, or nothing says what steps take.
     """
-    model, step_model = plan.model, plan.step_model
-    answers = equally_likely(plan.workload, SEVERAL_LENGTHS).output_tokens
+    steps, model = target.truth, deployment.model
+    if steps is None:
+        if plan is None:
+            raise InputError("--engine", SIMULATED, "a plan with step times, or --step-times")
+        steps = TrueSteps(steps=plan.step_model)
     return SimulatedSettings(
         role=pool.role,
         slowdown=target.slowdown,
-        limits=planned_limits(plan.deployment, pool),
+        limits=planned_limits(deployment, pool),
         lanes=pool.pp,
         ranks=pool.dp,
-        lora=planned_lora(plan.deployment, pool),
-        step=step_model.of(pool.role),
-        path=step_model.path,
+        lora=planned_lora(deployment, pool),
+        steps=steps,
+        keeps_steps=target.truth is not None,
         lease_s=LEASE_S[target.transport],
         model=model.id,
         adapters=tuple(target.lora_modules),
         source=model.source,
         vocab_size=model.vocab_size,
-        max_model_len=plan.engine.max_model_len,
-        unasked_tokens=max(1, round(float(answers.mean()))),
-        facts=planned_facts(plan.deployment, pool),
+        max_model_len=deployment.engine.max_model_len,
+        unasked_tokens=UNASKED_TOKENS if plan is None else _mean_answer(plan),
+        facts=planned_facts(deployment, pool),
         places=tuple({ROLE_LABEL: pool.role, NODE_LABEL: node} for node in nodes),
     )
+
+
+def _mean_answer(plan: Plan) -> int:
+    answers = equally_likely(plan.workload, SEVERAL_LENGTHS).output_tokens
+    return max(1, round(float(answers.mean())))
 
 
 def simulated_engines(deployment: Deployment, target: DeployTarget) -> SimulatedEngines:
@@ -113,10 +130,12 @@ def simulated_engines(deployment: Deployment, target: DeployTarget) -> Simulated
     )
 
 
-def simulated_findings(plan: Plan, memory_bytes: float) -> Iterator[str]:
-    """Yield the reasons why this machine cannot hold the simulated replicas of a plan."""
-    yield from offload_findings(plan.deployment, SIMULATED)
-    replicas = sum(pool.replicas for pool in plan.pools)  # one process has all ranks of a group
+def simulated_findings(deployment: Deployment, memory_bytes: float) -> Iterator[str]:
+    """Yield the reasons why this machine cannot hold the simulated replicas of a deployment."""
+    yield from offload_findings(deployment, SIMULATED)
+    replicas = sum(
+        pool.replicas for pool in deployment.pools
+    )  # one process has all ranks of a group
     fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
     if replicas > fit:
         yield (

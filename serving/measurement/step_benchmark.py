@@ -480,9 +480,7 @@ async def time_decode(
     )
 
 
-async def _path(
-    client: TimingClient, _before: Sequence[GridPoint], *, tokens: int
-) -> GridPoints:
+async def _path(client: TimingClient, _before: Sequence[GridPoint], *, tokens: int) -> GridPoints:
     prefill_only: list[float] = []
     whole: list[float] = []
     for _ in range(PATH_REPEATS):

@@ -280,7 +280,7 @@ def bring_up(
     labels = None if nodes is None else tuple(node["Labels"] for node in nodes)
     machine = this_machine(site.target.kind, labels)
     deployment = located(deployment)
-    _check(deployment, site, machine, plan, running)
+    _check(deployment, site, machine, running)
     one_host = nodes is None or len({node["NodeManagerAddress"] for node in nodes}) == 1
     if running is None and before_start is not None:
         before_start(deployment)
@@ -295,6 +295,7 @@ def bring_up(
         plan_hash=served.endpoint.plan_hash,
         planned=plan is not None,
         slowdown=target.slowdown,
+        true_steps=target.truth is not None,
         deadlines_s=target.deadlines_s,
         token_limit=target.token_limit,
         lora_modules=dict(target.lora_modules),
@@ -344,13 +345,11 @@ def _refuse_another(address: str) -> None:
         )
 
 
-def _check(
-    deployment: Deployment, site: Site, machine: Target, plan: Plan | None, running: State | None
-) -> None:
+def _check(deployment: Deployment, site: Site, machine: Target, running: State | None) -> None:
     """Refuse an unrealisable deployment, a taken address, and what *running* cannot become."""
     # The memory and cores of running engines would count as taken.
-    if running is None and plan is not None and site.target.kind == SIMULATED:
-        refuse(simulated_findings(plan, machine.memory_bytes))
+    if running is None and site.target.kind == SIMULATED:
+        refuse(simulated_findings(deployment, machine.memory_bytes))
     elif running is None:
         refuse(findings(deployment, machine))
     elif not _can_update(deployment, running, site):

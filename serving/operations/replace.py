@@ -84,6 +84,8 @@ def refuse_replacement(running: State, deployment: Deployment) -> None:
     """
     if is_gone(running) or not running.ready:
         raise TargetFailed(f"the deployment at {running.base_url} is not up ({WAY_OUT})")
+    if running.true_steps:
+        raise InputError("serving", "--step-times", "engines with the plan's step times", WAY_OUT)
     served = read_deployment(DEPLOYMENT).model.id
     if deployment.model.id != served:
         expected = f"{served}, which clients of {running.base_url} name"
@@ -124,7 +126,7 @@ def replace_plan(
     load(target.kind, report)
     with connected(running.address):
         target = _beside(deployment, replace(target, generation=running.generation + 1))
-        started = _room(deployment, running, target, plan)
+        started = _room(deployment, running, target)
         served = compile_app(deployment, target, plan=plan)
         former, settings = _serving(running), endpoint_settings(served)
         names = {pool.name for pool in served.pools}
@@ -177,16 +179,13 @@ def _beside(deployment: Deployment, target: DeployTarget) -> DeployTarget:
     return replace(target, one_host=False, nixl_port=half)
 
 
-def _room(
-    deployment: Deployment, running: State, target: DeployTarget, plan: Plan | None
-) -> list[RayNode]:
+def _room(deployment: Deployment, running: State, target: DeployTarget) -> list[RayNode]:
     import ray  # noqa: PLC0415
 
     labels = tuple(node["Labels"] for node in ray.nodes() if node["Alive"])
     machine = this_machine(target.kind, None if running.cluster_id else labels)
     if target.kind == SIMULATED:
-        if plan is not None:
-            refuse(simulated_findings(plan, machine.memory_bytes))
+        refuse(simulated_findings(deployment, machine.memory_bytes))
         return []
     needed = ray_nodes(deployment, target.kind, target.generation)
     lacking = [node for node in needed if not _is_free(running, node)]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minicluster.engine_model.limits import EngineLimits, LoraLimits
+from minicluster.engine_model.true_steps import TrueSteps
 from minicluster.plan import NODE_LABEL, ROLE_LABEL
-from minicluster.specs.step import PathCoefficients, StepSpec
 from serving.protocol.messages import EndpointConfig
 
 APP = "minicluster"
@@ -87,7 +87,8 @@ class SimulatedSettings:
         lanes: batches of one replica, each with its own queue and KV cache.
         ranks: size of its group, each rank with one lane; 1: it is no group.
         lora: slots for adapters of each lane.
-        path: the way to an engine, and of KV caches between two.
+        steps: step times, and the way to an engine and of KV caches between two.
+        keeps_steps: whether these are not the plan's, so that the engines report their steps.
         lease_s: time for which a prefill engine keeps a KV cache.
         source: directory of the model, which may hold a tokenizer.
         unasked_tokens: length of an answer that names none.
@@ -101,8 +102,8 @@ class SimulatedSettings:
     lanes: int
     ranks: int
     lora: LoraLimits | None
-    step: StepSpec
-    path: PathCoefficients
+    steps: TrueSteps
+    keeps_steps: bool
     lease_s: float
     model: str
     adapters: tuple[str, ...]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from minicluster.engine_model.step_seconds import PlannedStep
 from serving.cluster.serve_compat import keep_log_open
 from serving.cluster.token import channel_tls
 from serving.protocol.messages import EngineFailed, Prefilled, message_in
@@ -43,15 +42,16 @@ class SimulatedServer(EngineServer):
         number = serve.get_replica_context().rank.rank
         self._engine = SimulatedEngine(
             settings.limits,
-            PlannedStep(settings.step),
+            settings.steps.step(settings.role),
             EngineClock(settings.slowdown),
             prefill_only=settings.role == "prefill",
             lanes=settings.lanes,
             ranks=settings.ranks,
             lora=settings.lora,
+            keeps_steps=settings.keeps_steps,
         )
         if settings.role == "prefill":
-            self._source = KvSource(self._engine, settings.path)
+            self._source = KvSource(self._engine, settings.steps.steps.path)
         labels = settings.places[number % len(settings.places)]
         self.answers = self._simulated = SimulatedAnswers(
             self._engine,
@@ -88,7 +88,7 @@ class SimulatedServer(EngineServer):
 
     async def routed(self) -> None:
         """Wait as long as the plan says that routing a request takes."""
-        path = self._settings.path
+        path = self._settings.steps.steps.path
         seconds = path.request_s + path.request_spread_s
         await asyncio.sleep(seconds * self._settings.slowdown)
 

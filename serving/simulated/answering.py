@@ -422,9 +422,15 @@ class SimulatedAnswers:
         """See `AnswerEngine`."""
         return self._engine.num_requests == 0
 
-    async def steps(self, _begin_unix_s: float, _end_unix_s: float) -> list[list[float]]:
-        """See `AnswerEngine`: its steps are the plan's own."""
-        return []
+    async def steps(self, begin_unix_s: float, end_unix_s: float) -> list[list[float]]:
+        """See `AnswerEngine`: nothing where its steps are the plan's own."""
+        clock = self._engine.clock
+        began_unix_s = time.time() - clock.now_s() * clock.slowdown
+        rows = [
+            step._replace(end_unix_s=began_unix_s + step.end_unix_s * clock.slowdown)
+            for step in self._engine.steps or ()
+        ]
+        return [[*row] for row in rows if begin_unix_s <= row.end_unix_s <= end_unix_s]
 
     def facts(self) -> dict[str, Any]:
         """See `AnswerEngine`."""

@@ -218,7 +218,9 @@ def _errors_table(title: str, rows: Sequence[RunResidual]) -> Section:
 # --- from the engine
 
 
-def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> CalibrationSpec:
+def timed_engine(
+    inputs: Inputs, steps: Path, *, name: str, keep: bool, step_times: Path | None = None
+) -> CalibrationSpec:
     """
     Deploy one replica per pool, time its steps alone and together, send a short load, and fit.
 
@@ -227,6 +229,7 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
 
     Args:
         steps: steps.csv to write; deployment and burst are written beside it.
+        step_times: of simulated engines, in place of those of this machine.
 
     Raises:
         TargetFailed: the engines did not start, or did not answer.
@@ -236,7 +239,8 @@ def timed_engine(inputs: Inputs, steps: Path, *, name: str, keep: bool) -> Calib
     write_atomically(planned, to_json(deployment))
     kept = _status() is not None  # an earlier deployment is not taken down
     try:
-        _command("serving", "up", planned, "--port", 0)
+        simulated = ("--engine", "simulated", "--step-times", step_times) if step_times else ()
+        _command("serving", "up", planned, "--port", 0, *simulated)
         kept = False
         _command("serving", "measure", "-o", steps)
         fitted = fit_calibration(read_measurements(steps), name=name)

@@ -82,6 +82,12 @@ def calibrate(  # noqa: PLR0913  (a command's options)
     steps: Annotated[
         Path | None, Option(help="Timed steps (CSV): written with --engine, else read")
     ] = None,
+    step_times: Annotated[
+        Path | None,
+        Option(
+            help="As --engine, with simulated engines of these step times in this machine's place"
+        ),
+    ] = None,
     again: Annotated[
         bool, Option("--again", help="Measurement even if -o holds this machine's constants")
     ] = False,
@@ -103,6 +109,7 @@ def calibrate(  # noqa: PLR0913  (a command's options)
     from sizing.latency.calibration import read_calibration
     from sizing.scenario import Scenario
 
+    engine |= step_times is not None
     if keep and not engine:
         raise InputError("--keep", True, "--engine, which deploys what is kept")
     if samples:
@@ -122,7 +129,7 @@ def calibrate(  # noqa: PLR0913  (a command's options)
             fitted = read_calibration(out)
         else:
             fitted = (
-                timed_engine(inputs, steps, name=out.stem, keep=keep)
+                timed_engine(inputs, steps, name=out.stem, keep=keep, step_times=step_times)
                 if engine
                 else from_steps(scenario, inputs.model, steps, name=out.stem)
             )

@@ -100,7 +100,7 @@ class BentLine:
         )
 
 
-def fit_bent_line(  # noqa: PLR0913  (what it is fitted to, by name)
+def fit_bent_line(
     load: NDArray[np.float64],
     columns: Sequence[NDArray[np.float64]],
     seconds: NDArray[np.float64],
@@ -141,7 +141,7 @@ def fit_bent_line(  # noqa: PLR0913  (what it is fitted to, by name)
     return best
 
 
-def _line_at(  # noqa: PLR0913  (what is fitted, and where)
+def _line_at(
     load: NDArray[np.float64],
     columns: Sequence[NDArray[np.float64]],
     seconds: NDArray[np.float64],
@@ -150,7 +150,7 @@ def _line_at(  # noqa: PLR0913  (what is fitted, and where)
     bend: float,
     knees: tuple[float, ...],
 ) -> tuple[BentLine, float]:
-    """Fit the line with these bends; return it, and the weighted squared residual that it leaves."""
+    """Fit the line with these bends; return it, and the squared residual that it leaves."""
     beyond = [np.maximum(0.0, load - knee) for knee in knees]
     design = np.column_stack([np.ones_like(load), np.maximum(bend, load), *beyond, *columns])
     weighted = design / seconds[:, None]
@@ -295,8 +295,8 @@ def fit_interference(
     """
     Fit how much longer steps take beside a busy pool than alone (docs/model.md, eq. C2).
 
-    A prompt is compared with those of its length among *alone*, where there are any: what the fitted
-    line errs by is no interference. Without *rows* the pools share nothing.
+    A prompt is compared with those of its length among *alone*, where there are any: what the
+    fitted line errs by is no interference. Without *rows* the pools share nothing.
     """
     if not rows:
         return Interference()

@@ -85,8 +85,8 @@ def test_every_replica_is_told_of_the_plan_s_own_seconds(plan: Plan) -> None:
 
 
 def test_more_replicas_than_memory_are_refused_with_those_that_fit(plan: Plan) -> None:
-    assert [*simulated_findings(plan, 24e9)] == []
-    [found] = simulated_findings(plan, 1.55e9)
+    assert [*simulated_findings(plan.deployment, 24e9)] == []
+    [found] = simulated_findings(plan.deployment, 1.55e9)
     assert "room for 1 " in found
-    [found] = simulated_findings(plan, 0.1e9)
+    [found] = simulated_findings(plan.deployment, 0.1e9)
     assert "room for 0 " in found

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from minicluster.engine_model.limits import EngineLimits
+from minicluster.engine_model.true_steps import TrueSteps
 from serving.protocol.app_spec import SimulatedSettings
 from serving.protocol.messages import EndpointConfig, to_plain
 from serving.replicas.simulated_servers import SimulatedAnswerServer, SimulatedPrefillServer
@@ -62,8 +63,8 @@ def engines(config: EndpointConfig, role: str) -> SimulatedSettings:
         lanes=1,
         ranks=1,
         lora=None,
-        step=step.prefill if role == "prefill" else step.decode,
-        path=step.path,
+        steps=TrueSteps(steps=step),
+        keeps_steps=False,
         lease_s=HOUR_S,
         model=config.model_id,
         adapters=(),

@@ -1,4 +1,4 @@
-"""An endpoint in one process, on a clock of its own: engines whose step times are not the plan's."""
+"""An endpoint in one process, on a clock of its own: engines whose steps nobody planned."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from minicluster.engine_model.planned_limits import planned_limits
+from minicluster.engine_model.true_steps import TrueSteps
 from minicluster.plan import Deployment
 from minicluster.workload.arrivals import Arrivals
 from minicluster.workload.engine_steps import EngineStep
 from serving.measurement.step_benchmark import TimedStream
 from serving.simulated.engine import EngineClock, Sequence, SimulatedEngine
-from serving.simulated.foreign import ForeignSteps
 from serving.simulated.kv_transfer import AgreedPull, KvSink, KvSource
 
 LEASE_S = 1e6
 
 
 class ForeignEndpoint:
-    """One prefill and one decode engine, and the path between them: a `TimingClient`'s other end."""
+    """One prefill and one decode engine, and the path between them, as `TimingClient` has it."""
 
-    def __init__(self, deployment: Deployment, truth: ForeignSteps) -> None:
+    def __init__(self, deployment: Deployment, truth: TrueSteps) -> None:
         clock = EngineClock(1.0)
         self._prefill, self._decode = (
             SimulatedEngine(

@@ -49,7 +49,7 @@ def test_a_plan_schedules_as_the_rows_of_its_engine_ran(engine: str) -> None:
     assert read == plan
     limits = planned_limits(read.deployment, read.pool("mixed"))
     assert limits.rules == plan.engine.rules
-    assert [*simulated_findings(read, 1e12)] == []
+    assert [*simulated_findings(read.deployment, 1e12)] == []
 
 
 def test_what_was_measured_is_of_that_engine() -> None:

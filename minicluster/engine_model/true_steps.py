@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ PADDED_TO = (1, 2, 4, *range(8, 1025, 8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSteps(Spec):
+class TrueSteps(Spec):
     """
     What engines are like whose steps nobody planned: the truth that a calibration has to find.
 
@@ -47,35 +48,34 @@ class ForeignSteps(Spec):
     per_join_s: NotNegative = 0.0
     padded_to: tuple[Count, ...] = ()
 
-    def step(self, role: str) -> ForeignStep:
+    def step(self, role: str) -> TrueStep:
         """Return the step of a pool."""
-        return ForeignStep(self, self.steps.of(role))
+        return TrueStep(self, self.steps.of(role))
 
 
-class ForeignStep(PlannedStep):
+class TrueStep:
     """A step with overheads that a plan's has no constants for."""
 
-    __slots__ = ("_foreign", "join_delay_s")
-
-    def __init__(self, foreign: ForeignSteps, spec: StepSpec) -> None:
+    def __init__(self, truth: TrueSteps, spec: StepSpec) -> None:
         """Keep them."""
-        super().__init__(spec)
-        self._foreign = foreign
-        self.join_delay_s = foreign.per_join_s
+        self._step = PlannedStep(spec)
+        self._truth = truth
+        self.join_delay_s = truth.per_join_s
 
     def decode_line(self, batch: int) -> tuple[float, float]:
         """See `StepTime`."""
-        sizes = self._foreign.padded_to
+        sizes = self._truth.padded_to
         at = bisect_left(sizes, batch)
-        return super().decode_line(sizes[at] if at < len(sizes) else batch)
+        return self._step.decode_line(sizes[at] if at < len(sizes) else batch)
 
     def step_s(self, chunks: Iterable[tuple[int, int]], batch: int, context: int) -> float:
         """See `StepTime`."""
         chunks = tuple(chunks)
-        return super().step_s(chunks, batch, context) + self._foreign.per_prompt_s * len(chunks)
+        step_s = self._step.step_s(chunks, batch, context)
+        return step_s + self._truth.per_prompt_s * len(chunks)
 
 
-def drawn(planned: StepModel, rng: Random) -> ForeignSteps:
+def drawn(planned: StepModel, rng: Random) -> TrueSteps:
     """
     Draw an engine: each part of the plan's steps slower or faster, and overheads besides.
 
@@ -85,12 +85,12 @@ def drawn(planned: StepModel, rng: Random) -> ForeignSteps:
     """
 
     def factor() -> float:
-        return LEAST_FACTOR * (MOST_FACTOR / LEAST_FACTOR) ** rng.random()
+        return math.exp(rng.uniform(math.log(LEAST_FACTOR), math.log(MOST_FACTOR)))
 
     one_s = planned.decode.decode_line(1)[0]
     more_s = STEP_SHARE * rng.random() * one_s
     tables = [_other(of, [factor() for _ in range(5)], more_s) for of in _tables(planned)]
-    return ForeignSteps(
+    return TrueSteps(
         steps=StepModel(
             prefill=tables[0],
             decode=tables[1],
@@ -131,6 +131,6 @@ def _other(table: StepTable, factors: Sequence[float], more_s: float) -> StepTab
     )
 
 
-def read_foreign(path: Path) -> ForeignSteps:
+def read_true_steps(path: Path) -> TrueSteps:
     """Read a file of such an engine, checking every field."""
-    return parse(ForeignSteps, read_json(path, "step times of simulated engines"), place=str(path))
+    return parse(TrueSteps, read_json(path, "step times of simulated engines"), place=str(path))
