@@ -52,6 +52,19 @@ class TrueSteps(Spec):
         """Return the step of a pool."""
         return TrueStep(self, self.steps.of(role))
 
+    def scaled(self, factor: float) -> TrueSteps:
+        """Return engines that take *factor* times as long for everything."""
+        steps = replace(
+            self.steps.slowed(prefill=factor, decode=factor, mixed=False),
+            path=self.steps.path.scaled(request=factor, transfer=factor),
+        )
+        return replace(
+            self,
+            steps=steps,
+            per_prompt_s=factor * self.per_prompt_s,
+            per_join_s=factor * self.per_join_s,
+        )
+
 
 class TrueStep:
     """A step with overheads that a plan's has no constants for."""

@@ -133,9 +133,8 @@ def simulated_engines(deployment: Deployment, target: DeployTarget) -> Simulated
 def simulated_findings(deployment: Deployment, memory_bytes: float) -> Iterator[str]:
     """Yield the reasons why this machine cannot hold the simulated replicas of a deployment."""
     yield from offload_findings(deployment, SIMULATED)
-    replicas = sum(
-        pool.replicas for pool in deployment.pools
-    )  # one process has all ranks of a group
+    # One process has all ranks of a group.
+    replicas = sum(pool.replicas for pool in deployment.pools)
     fit = max(0, int((memory_bytes - ENDPOINT_BYTES) / REPLICA_BYTES))
     if replicas > fit:
         yield (

@@ -147,6 +147,11 @@ class SimulatedPrefillServer(PrefillRole, SimulatedServer):
             computed = replace(computed, kv_transfer_params=place)
         return computed
 
+    async def time_prefill(self, body: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Time a prompt as `PrefillRole.time_prefill` does, and what is on the way to here."""
+        await self.routed()
+        return await super().time_prefill(body)
+
     async def fetch(self, key: str, start_in_s: float) -> list[float]:
         """Agree on a pull of the KV cache of *key*; return the fields of `AgreedPull`."""
         assert self._source is not None  # noqa: S101  (a prefill engine has one)

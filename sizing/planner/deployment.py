@@ -71,10 +71,11 @@ def measurement_deployment(inputs: Inputs) -> Deployment:
     """
     context = inputs.scenario.model.max_context_tokens or MEASURED_CONTEXT_TOKENS
     context = min(context, inputs.model.max_context_tokens)
+    most = inputs.engine_on(inputs.gpu.name).max_num_seqs
     measured = Configuration(
         layout=Layout.split(1, 1, inputs.gpu.name),
         replicas={"prefill": 1, "decode": 1},
-        max_batch={"prefill": 1, "decode": MEASURED_SEQUENCES[inputs.gpu.kind]},
+        max_batch={"prefill": 1, "decode": min(most, MEASURED_SEQUENCES[inputs.gpu.kind])},
     )
     routing = Routing(policy="least-tokens")
     return _deployment(

@@ -1,0 +1,207 @@
+"""
+Calibrate to engines whose steps nobody planned, plan, serve, load: predicted beside measured.
+
+    python benchmarks/foreign_engines.py --seed 1      # about 12 minutes on 2 quiet cores
+
+The engines are simulated (`serving up --step-times`): each part of their steps is 0.6 to 1.8 times
+the plan's, drawn once by the seed, with overheads that the sizer has no constants for, CUDA graphs'
+padding, and another token budget and batch limit than the default. `sizing calibrate` meets them
+as it meets a machine's own engines, and sees no more of them than times. The loads are open loops
+at shares of the capacity that the plan from that calibration has. Steps take --slower times as long
+as a GPU's, so that what endpoint and client take of these cores weighs as much less.
+
+Prints predicted, measured and the error of each statistic, and leaves all files in --out.
+Exit code 1 if an error is beyond 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minicluster.command import run_child, terminable, uninterrupted
+from minicluster.engine_model.true_steps import drawn
+from minicluster.errors import Exit
+from minicluster.files import write_atomically
+from minicluster.plan import read_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BIN = Path(sys.executable).parent
+SHARES = (0.3, 0.6, 0.85)
+"""Loads, as shares of the plan's capacity."""
+
+LOAD_S, FEWEST, WARM_UP_S = 100.0, 250, 10
+"""Seconds of a load, the fewest requests that give a p99, and seconds before they count."""
+
+METRICS, STATISTICS = ("ttft", "tpot", "e2e"), ("mean", "p50", "p90", "p99")
+LIMIT = 0.05
+
+SCENARIO = """
+[model]
+id = "llama-3.1-8b"
+max_context_tokens = 2048
+
+[cluster]
+preset = "h200-8"
+max_gpus = 2
+
+[workload]
+requests_per_s = {rate}
+input_tokens = {{ distribution = "uniform", low = 300, high = 1500 }}
+output_tokens = {{ distribution = "uniform", low = 40, high = 160 }}
+
+[slo]
+ttft_s = {ttft_s}
+tpot_s = {tpot_s}
+percentile = "p50"
+
+[engine]
+name = "vllm"
+version = "0.29.0"
+max_num_seqs = 16
+max_num_batched_tokens = 1024
+
+[search]
+pools = "split"
+"""
+RATE_PER_S, TTFT_S, TPOT_S = 4.0, 2.0, 0.05
+"""Of the scenario, at the pace of a GPU; the loads have rates of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One statistic of one load."""
+
+    share: float
+    requests_per_s: float
+    requests: int
+    metric: str
+    statistic: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Return predicted over measured, less 1."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def main() -> int:
+    """Run the loop; print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slower", type=float, default=2.0)
+    parser.add_argument("--out", type=Path, default=Path("out/foreign"))
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    os.environ["MINICLUSTER_ADMISSION"] = "off"  # a request turned away is none of the simulation's
+    try:
+        with terminable():
+            rows = loop(asked.out, asked.seed, asked.slower)
+    finally:
+        with uninterrupted():
+            typed(asked.out, "serving", "down", endings=range(256))
+    text = json.dumps([asdict(row) | {"error": row.error} for row in rows], indent=1)
+    write_atomically(asked.out / "errors.json", text + "\n")
+    print_table(rows)
+    return int(any(abs(row.error) > LIMIT for row in rows))
+
+
+def loop(out: Path, seed: int, slower: float) -> list[Row]:
+    """Draw engines, calibrate to them, plan, serve and load; return what was found."""
+    pace = {"rate": RATE_PER_S / slower, "ttft_s": TTFT_S * slower, "tpot_s": TPOT_S * slower}
+    write_atomically(out / "scenario.toml", SCENARIO.format(**pace))
+    typed(out, "sizing", "plan", "scenario.toml", "-o", "datasheet.json")
+    rng = random.Random(seed)  # noqa: S311  (no secret)
+    truth = drawn(read_plan(out / "datasheet.json").step_model, rng)
+    write_atomically(out / "truth.json", json.dumps(asdict(truth.scaled(slower))) + "\n")
+    engines = ("--step-times", "truth.json")
+    calibrate = ("sizing", "calibrate", "scenario.toml", *engines, "--again", "--keep")
+    typed(out, *calibrate, "-o", "calibration.json")
+    capacity = planned(out, RATE_PER_S / slower, "plan.json")["capacity_requests_per_s"]
+    typed(out, "serving", "up", "plan.json", "--port", "0", "--engine", "simulated", *engines)
+    state = json.loads((out / ".minicluster/serving/state.json").read_text(encoding="utf-8"))
+    rows = []
+    for share in SHARES:
+        rate = round(share * capacity, 3)
+        requests = max(FEWEST, round(LOAD_S * rate))
+        planned(out, rate, f"plan-{share:g}.json")
+        load = ("--requests", str(requests), "--warmup", str(WARM_UP_S), "-o", f"load-{share:g}")
+        host = ("--host", state["base_url"])
+        typed(out, "loadtest", "run", f"plan-{share:g}.json", *host, *load, endings=TRUST)
+        rows += compared(out / f"load-{share:g}/verdict.json", share, rate, requests)
+    return rows
+
+
+TRUST = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
+"""Exit codes of commands that have an answer, be it that an SLO is missed."""
+
+
+def planned(out: Path, rate: float, name: str) -> dict[str, Any]:
+    """Plan for a rate with the calibration; return the prediction."""
+    at_rate = ("--set", f"workload.requests_per_s={rate}", "--calibration", "calibration.json")
+    typed(out, "sizing", "plan", "scenario.toml", *at_rate, "-o", name)
+    prediction: dict[str, Any] = json.loads((out / name).read_text(encoding="utf-8"))["prediction"]
+    return prediction
+
+
+def compared(verdict: Path, share: float, rate: float, requests: int) -> list[Row]:
+    """Return the statistics of a load beside those of its own requests, simulated."""
+    found = json.loads(verdict.read_text(encoding="utf-8"))["comparison"]["rows"]
+    by_name = {(row["metric"], row["statistic"]): row for row in found}
+    return [
+        Row(
+            share=share,
+            requests_per_s=rate,
+            requests=requests,
+            metric=metric,
+            statistic=statistic,
+            predicted_s=by_name[metric, statistic]["predicted_s"],
+            measured_s=by_name[metric, statistic]["measured_s"],
+        )
+        for metric in METRICS
+        for statistic in STATISTICS
+    ]
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print a line for each statistic: predicted and measured ms, and the error, at each load."""
+    loads = dict.fromkeys((row.share, row.requests_per_s, row.requests) for row in rows)
+    titles = (f"{share:.0%}: {rate:g}/s, {n} requests" for share, rate, n in loads)
+    print("\nstatistic    " + "  ".join(f"{title:28}" for title in titles))
+    for metric in METRICS:
+        for statistic in STATISTICS:
+            those = [row for row in rows if (row.metric, row.statistic) == (metric, statistic)]
+            cells = (
+                f"{row.predicted_s * 1e3:8.1f} {row.measured_s * 1e3:8.1f} {row.error:+8.1%}   "
+                for row in those
+            )
+            print(f"{metric.upper():5} {statistic:5} " + "  ".join(cells))
+    worst = max(rows, key=lambda row: abs(row.error))
+    where = f"{worst.metric.upper()} {worst.statistic} at {worst.share:.0%}"
+    print(f"worst: {where}: {worst.error:+.1%}")
+
+
+def typed(out: Path, *words: str, endings: Sequence[int] = (Exit.DONE,)) -> None:
+    """
+    Run a command in the folder *out*, as if it had been typed there.
+
+    Raises:
+        SystemExit: it ended with another exit code than those of *endings*.
+    """
+    print("\n$ " + " ".join(words), flush=True)
+    code = run_child([str(BIN / words[0]), *words[1:]], cwd=out, env=dict(os.environ))
+    if code not in endings:
+        raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
