@@ -161,7 +161,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     from serving.cluster.state import changing
     from serving.deployment.engine_args import SIMULATED, read_media_domains
     from serving.deployment.feasibility import lora_findings, plan_findings, refuse
-    from serving.deployment.target import located
+    from serving.deployment.target import located, read_gpus
     from serving.operations.deploy import Site, bring_up
     from serving.request.cost import read_token_limit
 
@@ -186,6 +186,7 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
             deadlines_s=(prefill_deadline_s, kv_deadline_s),
             token_limit=read_token_limit(os.environ),
             media_domains=read_media_domains(os.environ),
+            gpus=read_gpus(os.environ) if kind == "gpu" else (),
             lora_modules=adapters,
             endpoints=endpoints,
             endpoint_hosts=_endpoint_hosts(endpoint_hosts, host, address),

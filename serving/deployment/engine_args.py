@@ -60,6 +60,8 @@ class DeployTarget:
         slowdown: clock seconds for each second of a simulated engine.
         truth: step times of simulated engines; `None`: the plan's.
         one_host: all planned nodes are this machine, whatever their names.
+        gpus: this machine's GPU in place of each of the plan's; one that is named several times is
+            shared. None: they are the plan's.
         nixl_port: first port at which the engines exchange the places of KV caches.
         deadlines_s: limits of prefill and of the KV hand-off; `None`: the plan's.
         token_limit: most tokens of one answer; `None`: what the context has room for.
@@ -74,6 +76,7 @@ class DeployTarget:
     slowdown: float = 1.0
     truth: TrueSteps | None = None
     one_host: bool = True
+    gpus: tuple[int, ...] = ()
     nixl_port: int = NIXL_PORT
     deadlines_s: tuple[float | None, float | None] = (None, None)
     token_limit: int | None = None

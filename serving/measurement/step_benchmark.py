@@ -45,7 +45,6 @@ class TimedStream:
     """
 
     sent_s: float = 0.0
-    prefilled_s: float = 0.0
     stamps: list[tuple[float, int]] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 

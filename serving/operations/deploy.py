@@ -42,7 +42,7 @@ from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
 from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
 from serving.deployment.simulated import simulated_findings
-from serving.deployment.target import located, this_machine
+from serving.deployment.target import located, refuse_crowded, this_machine
 from serving.operations.status import is_gone, is_replaced, running_app
 from serving.protocol.app_spec import APP, GATE, INGRESS
 
@@ -279,7 +279,10 @@ def bring_up(
     nodes = _live_nodes(deployment, site, report, running)
     labels = None if nodes is None else tuple(node["Labels"] for node in nodes)
     machine = this_machine(site.target.kind, labels)
-    deployment = located(deployment)
+    deployment, gpus = located(deployment), site.target.gpus
+    if gpus:
+        machine = replace(machine, num_gpus=len(gpus))
+        refuse_crowded(deployment, gpus)
     _check(deployment, site, machine, running)
     one_host = nodes is None or len({node["NodeManagerAddress"] for node in nodes}) == 1
     if running is None and before_start is not None:
@@ -288,6 +291,9 @@ def bring_up(
     state = running or _new_state(site, free_nixl_port(workers) if one_host else NIXL_PORT)
     target = replace(site.target, one_host=one_host, nixl_port=state.nixl_port)
     served = compile_app(deployment, target, plan=plan)
+    if gpus:
+        nodes_here = (replace(n, gpus=tuple(gpus[at] for at in n.gpus)) for n in served.nodes)
+        served = replace(served, nodes=tuple(nodes_here))
     state = replace(
         state,
         base_url=site.base_url,

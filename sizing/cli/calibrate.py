@@ -281,15 +281,20 @@ def _with_burst(
             for hiccup in run.hiccups:
                 say(f"burst: cut out, {hiccup.text}")
             if (left := int(run.counts.sum())) >= enough:
-                under_load = with_ingress_of(fit_interference_to_steps(fitted, run.steps), run)
-                scales = fit_scales(StepModel.calibrated(under_load), [run])
-                return recalibrated(under_load, scales, [run], name=fitted.name)
+                return refitted(fitted, run)
             lacking = f"{left} requests are left without hiccups; expected {enough} or more"
         say(f"burst {seed + 1} of {BURSTS} gives too little: {lacking}")
     raise TargetFailed(
         f"{BURSTS} short loads in a row were disturbed ({lacking}); what else runs on this machine?"
         " Try again when it is quiet"
     )
+
+
+def refitted(fitted: CalibrationSpec, run: Observed) -> CalibrationSpec:
+    """Return the constants refitted to a load: interference, ingress, then all (eq. C5, C7, C4)."""
+    under_load = with_ingress_of(fit_interference_to_steps(fitted, run.steps), run)
+    scales = fit_scales(StepModel.calibrated(under_load), [run])
+    return recalibrated(under_load, scales, [run], name=fitted.name)
 
 
 def _send_burst(

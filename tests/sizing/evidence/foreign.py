@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from minicluster.engine_model.planned_limits import planned_limits
@@ -17,6 +18,13 @@ from serving.simulated.engine import EngineClock, Sequence, SimulatedEngine
 from serving.simulated.kv_transfer import AgreedPull, KvSink, KvSource
 
 LEASE_S = 1e6
+
+
+@dataclass(slots=True)
+class Answer(TimedStream):
+    """A streamed answer; `prefilled_s` is when its prompt was computed."""
+
+    prefilled_s: float = 0.0
 
 
 class ForeignEndpoint:
@@ -41,8 +49,7 @@ class ForeignEndpoint:
     async def prefill(self, input_tokens: int) -> float:
         """Compute a prompt; return its seconds."""
         begin_s = time.monotonic()
-        computed = await self._computed(input_tokens)
-        self._prefill.release(computed)
+        self._prefill.release(await self._computed(input_tokens))
         return time.monotonic() - begin_s
 
     async def stream(
@@ -52,7 +59,8 @@ class ForeignEndpoint:
         stream = into or TimedStream()
         stream.sent_s = time.monotonic()
         computed = await self._computed(input_tokens)
-        stream.prefilled_s = time.monotonic()
+        if isinstance(stream, Answer):
+            stream.prefilled_s = time.monotonic()
         place = {"key": self._source.keep(computed, LEASE_S)}
         answer = self._sink.add(input_tokens, (), output_tokens, place)
         try:
@@ -64,18 +72,19 @@ class ForeignEndpoint:
             self._decode.abort(answer)
         return stream
 
-    async def load(self, arrivals: Arrivals) -> list[TimedStream]:
+    async def load(self, arrivals: Arrivals) -> list[Answer]:
         """Send requests as they are due; return their times."""
         begin_s = time.monotonic()
 
-        async def send(due_s: float, input_tokens: int, output_tokens: int) -> TimedStream:
+        async def send(due_s: float, input_tokens: int, output_tokens: int) -> Answer:
             await asyncio.sleep(begin_s + due_s - time.monotonic())
-            return await self.stream(input_tokens, output_tokens)
+            answer = Answer()
+            await self.stream(input_tokens, output_tokens, answer)
+            return answer
 
         columns = (arrivals.due_s, arrivals.input_tokens, arrivals.output_tokens)
-        return await asyncio.gather(
-            *(send(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
-        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return await asyncio.gather(*(send(*row) for row in rows))
 
     @property
     def steps(self) -> dict[str, tuple[EngineStep, ...]]:
