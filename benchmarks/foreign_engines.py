@@ -21,6 +21,7 @@ import json
 import os
 import random
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,9 @@ LOAD_S, FEWEST, WARM_UP_S = 100.0, 250, 10
 
 METRICS, STATISTICS = ("ttft", "tpot", "e2e"), ("mean", "p50", "p90", "p99")
 LIMIT = 0.05
+
+LIMIT_S = 420
+"""Longest time of a command."""
 
 SCENARIO = """
 [model]
@@ -102,43 +106,69 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/foreign"))
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    os.environ["MINICLUSTER_ADMISSION"] = "off"  # a request turned away is none of the simulation's
-    try:
-        with terminable():
-            rows = loop(asked.out, asked.seed, asked.slower)
-    finally:
-        with uninterrupted():
-            typed(asked.out, "serving", "down", endings=range(256))
-    text = json.dumps([asdict(row) | {"error": row.error} for row in rows], indent=1)
-    write_atomically(asked.out / "errors.json", text + "\n")
-    print_table(rows)
-    return int(any(abs(row.error) > LIMIT for row in rows))
+    rate = RATE_PER_S / asked.slower
+    pace = {"ttft_s": TTFT_S * asked.slower, "tpot_s": TPOT_S * asked.slower}
+    write_atomically(asked.out / "scenario.toml", SCENARIO.format(rate=rate, **pace))
+    engines = draw_engines(asked.out, asked.seed, asked.slower)
+    return judged(loop(asked.out, engines, rate=rate, shares=SHARES, load_s=LOAD_S))
 
 
-def loop(out: Path, seed: int, slower: float) -> list[Row]:
-    """Draw engines, calibrate to them, plan, serve and load; return what was found."""
-    pace = {"rate": RATE_PER_S / slower, "ttft_s": TTFT_S * slower, "tpot_s": TPOT_S * slower}
-    write_atomically(out / "scenario.toml", SCENARIO.format(**pace))
+def draw_engines(out: Path, seed: int, slower: float) -> tuple[str, str]:
+    """Write the step times of engines beside scenario.toml; return the options that name them."""
     typed(out, "sizing", "plan", "scenario.toml", "-o", "datasheet.json")
     rng = random.Random(seed)  # noqa: S311  (no secret)
-    truth = drawn(read_plan(out / "datasheet.json").step_model, rng)
-    write_atomically(out / "truth.json", json.dumps(asdict(truth.scaled(slower))) + "\n")
-    engines = ("--step-times", "truth.json")
-    calibrate = ("sizing", "calibrate", "scenario.toml", *engines, "--again", "--keep")
-    typed(out, *calibrate, "-o", "calibration.json")
-    capacity = planned(out, RATE_PER_S / slower, "plan.json")["capacity_requests_per_s"]
-    typed(out, "serving", "up", "plan.json", "--port", "0", "--engine", "simulated", *engines)
-    state = json.loads((out / ".minicluster/serving/state.json").read_text(encoding="utf-8"))
-    rows = []
-    for share in SHARES:
-        rate = round(share * capacity, 3)
-        requests = max(FEWEST, round(LOAD_S * rate))
-        planned(out, rate, f"plan-{share:g}.json")
-        load = ("--requests", str(requests), "--warmup", str(WARM_UP_S), "-o", f"load-{share:g}")
-        host = ("--host", state["base_url"])
-        typed(out, "loadtest", "run", f"plan-{share:g}.json", *host, *load, endings=TRUST)
-        rows += compared(out / f"load-{share:g}/verdict.json", share, rate, requests)
+    truth = drawn(read_plan(out / "datasheet.json").step_model, rng).scaled(slower)
+    write_atomically(out / "truth.json", json.dumps(asdict(truth)) + "\n")
+    return ("--step-times", "truth.json")
+
+
+def loop(
+    out: Path, engines: Sequence[str], *, rate: float, shares: Sequence[float], load_s: float
+) -> list[Row]:
+    """
+    Calibrate scenario.toml, plan, serve and load; take everything down; return what was found.
+
+    Args:
+        out: folder of the scenario, where every command runs; errors.json has each load as soon as
+            it is judged, steps.jsonl how each command ended.
+        engines: options that name simulated engines; none: this machine's.
+        rate: of the plan whose capacity the loads are *shares* of.
+        load_s: seconds of each load.
+    """
+    os.environ["MINICLUSTER_ADMISSION"] = "off"  # a request turned away is none of the simulation's
+    rows: list[Row] = []
+    try:
+        with terminable():
+            calibrate = ("sizing", "calibrate", "scenario.toml", "--engine", *engines, "--again")
+            typed(out, *calibrate, "--keep", "-o", "calibration.json")
+            capacity = planned(out, rate, "plan.json")["capacity_requests_per_s"]
+            simulated = ("--engine", "simulated", *engines) if engines else ()
+            typed(out, "serving", "up", "plan.json", "--port", "0", *simulated)
+            for share in shares:
+                rows += load(out, share, round(share * capacity, 3), load_s)
+                found = [asdict(row) | {"error": row.error} for row in rows]
+                write_atomically(out / "errors.json", json.dumps(found, indent=1) + "\n")
+    finally:
+        with uninterrupted():
+            typed(out, "serving", "down", endings=range(256))
     return rows
+
+
+def load(out: Path, share: float, rate: float, load_s: float) -> list[Row]:
+    """Plan for a rate, and send it to what is up; return predicted and measured."""
+    state = json.loads((out / ".minicluster/serving/state.json").read_text(encoding="utf-8"))
+    requests = max(FEWEST, round(load_s * rate))
+    planned(out, rate, f"plan-{share:g}.json")
+    extent = ("--requests", str(requests), "--warmup", str(WARM_UP_S), "-o", f"load-{share:g}")
+    host = ("--host", state["base_url"])
+    typed(out, "loadtest", "run", f"plan-{share:g}.json", *host, *extent, endings=TRUST)
+    return compared(out / f"load-{share:g}/verdict.json", share, rate, requests)
+
+
+def judged(rows: Sequence[Row]) -> int:
+    """Print the table; return 1 if an error is beyond the limit."""
+    print_table(rows)
+    return int(any(abs(row.error) > LIMIT for row in rows))
 
 
 TRUST = (Exit.DONE, Exit.NEGATIVE, Exit.INCONCLUSIVE)
@@ -192,13 +222,18 @@ def print_table(rows: Sequence[Row]) -> None:
 
 def typed(out: Path, *words: str, endings: Sequence[int] = (Exit.DONE,)) -> None:
     """
-    Run a command in the folder *out*, as if it had been typed there.
+    Run a command in the folder *out*, as if it had been typed there, for `LIMIT_S` at most.
 
     Raises:
         SystemExit: it ended with another exit code than those of *endings*.
     """
     print("\n$ " + " ".join(words), flush=True)
-    code = run_child([str(BIN / words[0]), *words[1:]], cwd=out, env=dict(os.environ))
+    begun_s = time.monotonic()
+    limited = ["timeout", "--signal=INT", "--kill-after=30", str(LIMIT_S)]
+    code = run_child([*limited, str(BIN / words[0]), *words[1:]], cwd=out, env=dict(os.environ))
+    with (out / "steps.jsonl").open("a", encoding="utf-8") as file:
+        ended = {"command": words, "exit_code": code, "seconds": time.monotonic() - begun_s}
+        file.write(json.dumps(ended) + "\n")
     if code not in endings:
         raise SystemExit(code)
 

@@ -142,6 +142,9 @@ PREFILL_TOKENS = (16, 48, 224, 512)
 """Prompt lengths; the demo's lie between them, so that its prediction interpolates. Beyond them
 come twice as many each time, up to what the context of the engines takes."""
 
+FAR = 1.5
+"""How much longer than the last of them the longest prompt is, if it is timed, too."""
+
 PREFILL_PROMPTS, LONG_PROMPTS = 12, 8
 """Prompts of a length, and of one beyond `PREFILL_TOKENS`."""
 
@@ -235,13 +238,12 @@ class Extent:
     def prefill_tokens(self) -> tuple[int, ...]:
         """Return the lengths of the prompts, ascending."""
         longest = self.context_tokens - 2  # a token of the answer, and one that is asked for
-        short = [tokens for tokens in PREFILL_TOKENS if tokens <= longest]
-        tokens = 2 * PREFILL_TOKENS[-1]
-        while tokens < longest:
-            short.append(tokens)
-            tokens *= 2
-        far = longest > PREFILL_TOKENS[-1] * DECODE_FACTOR / 2 + 1
-        return (*short, longest) if far else tuple(short)
+        lengths = [tokens for tokens in PREFILL_TOKENS if tokens <= longest]
+        while lengths and 2 * lengths[-1] < longest:
+            lengths.append(2 * lengths[-1])
+        if max(lengths, default=0) > PREFILL_TOKENS[-1] and longest > FAR * lengths[-1]:
+            lengths.append(longest)
+        return tuple(lengths)
 
     @property
     def decode_points(self) -> tuple[tuple[int, int], ...]:

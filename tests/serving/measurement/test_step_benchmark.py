@@ -16,11 +16,12 @@ from aiohttp import web
 from minicluster.contention import CpuTimes
 from minicluster.errors import TargetFailed
 from serving.measurement import step_benchmark
-from serving.measurement.step_benchmark import GridPoint, TimedStream, TimingClient
+from serving.measurement.step_benchmark import Extent, GridPoint, TimedStream, TimingClient
 from tests.serving.virtual_time import run
 
 What = Callable[[TimingClient], Coroutine[None, None, object]]
 
+SMALL = Extent(context_tokens=402, sequences=3, kv_tokens=10_000)
 PREFILL_S = 0.0002
 STEP_S = 0.02
 
@@ -99,18 +100,24 @@ def clock_of(*others: float) -> Callable[[], CpuTimes]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_benchmark, "PREFILL_TOKENS", (50, 400))
     monkeypatch.setattr(step_benchmark, "PATH_TOKENS", (50,))
-    monkeypatch.setattr(step_benchmark, "DECODE_POINTS", ((1, 16), (3, 16)))
-    monkeypatch.setattr(step_benchmark, "SERVICE_POINTS", ((200, 2), (200, 20)))
+    monkeypatch.setattr(step_benchmark, "SERVICE_POINTS", ((200, 0.5), (200, 9.5)))
 
 
 def timed(others: tuple[float, ...] = ()) -> tuple[list[GridPoint], list[str]]:
     """Time the grid against the endpoint; return the rows, and what was told."""
     told: list[str] = []
     points = against(
-        Endpoint(), lambda watch: step_benchmark.time_grid(watch, told.append, clock_of(*others))
+        Endpoint(),
+        lambda watch: step_benchmark.time_grid(watch, SMALL, told.append, clock_of(*others)),
     )
     assert isinstance(points, tuple)
     return [*points], told
+
+
+async def decode_of(client: TimingClient, batch: int, *, limit_tokens: int) -> object:
+    """Time a decode step of short sequences."""
+    extent = {"batch": batch, "context": 16, "limit_tokens": limit_tokens}
+    return await step_benchmark.time_decode(client, (), **extent)
 
 
 @pytest.mark.usefixtures("small")
@@ -121,8 +128,7 @@ def test_every_point_of_the_grid_is_timed() -> None:
     assert [(p.phase, p.tokens) for p in points if not p.other_busy_fraction] == [
         ("prefill", 50),
         ("prefill", 400),
-        ("decode", 0),
-        ("decode", 0),
+        *[("decode", 0)] * 4,
         ("request", 50),
         ("path", 50),
     ]
@@ -138,7 +144,7 @@ def test_every_point_of_the_grid_is_timed() -> None:
     assert many.other_batch == pytest.approx(19 * STEP_S / many.seconds, rel=0.3)
     assert few.other_busy_fraction < 0.8 < many.other_busy_fraction <= 1.0
     assert told[0] == "warm-up"
-    assert told[-1].startswith("measuring 7 of 7: path with 50 tokens (")
+    assert told[-1].startswith("measuring 9 of 9: path with 50 tokens (")
     assert "about" in told[-1]
 
 
@@ -153,16 +159,15 @@ def test_a_disturbed_point_is_timed_once_more() -> None:
 def test_a_slow_machine_has_time() -> None:
     """Steps are counted until there are eight, however long they take."""
     slow = Endpoint(step_s=0.4)
-    points = against(slow, lambda watch: step_benchmark.time_decode(watch, batch=2, context=16))
+    points = against(slow, lambda watch: decode_of(watch, 2, limit_tokens=480))
     assert isinstance(points, tuple)
     assert points[0].repeats >= 8
     assert points[0].seconds == pytest.approx(0.4, rel=0.1)
 
 
-def test_streams_that_end_early_end_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_that_end_early_end_the_window() -> None:
     """What they brought is counted, and nothing is waited for."""
-    monkeypatch.setattr(step_benchmark, "DECODE_LIMIT_TOKENS", 4)
-    points = against(Endpoint(), lambda to: step_benchmark.time_decode(to, batch=2, context=16))
+    points = against(Endpoint(), lambda to: decode_of(to, 2, limit_tokens=4))
     assert isinstance(points, tuple)
     assert 0 < points[0].repeats <= 4
 
@@ -173,7 +178,7 @@ def test_streams_that_end_early_end_the_window(monkeypatch: pytest.MonkeyPatch) 
     [
         (
             Endpoint(hangs=True),
-            lambda watch: step_benchmark.time_grid(watch, lambda _: None, clock_of()),
+            lambda watch: step_benchmark.time_grid(watch, SMALL, lambda _: None, clock_of()),
             "prefill of 50 tokens, alone did not end within 60 s",
         ),
         (Endpoint(breaks_after=3), lambda watch: watch.stream(4, 8), "3 of 8 tokens"),

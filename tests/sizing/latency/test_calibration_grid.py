@@ -10,7 +10,7 @@ import pytest
 from minicluster.plan import step_time
 from minicluster.specs.calibration import CalibrationSpec, Measurement, read_measurements
 from serving.measurement import step_benchmark
-from serving.measurement.step_benchmark import DECODE_POINTS, PATH_TOKENS, PREFILL_TOKENS
+from serving.measurement.step_benchmark import PATH_TOKENS, Extent
 from sizing.latency.calibration import fit_calibration
 
 ROWS = read_measurements(Path(__file__).parents[2] / "published" / "steps_40_points.csv")
@@ -22,6 +22,7 @@ excluded.
 """
 FIRST_PASS = ROWS[: len(ROWS) // 2]
 SHORT_CONTEXT = 200
+DEMO = Extent(context_tokens=1024, sequences=16, kv_tokens=100_000)
 
 
 def is_timed(row: Measurement) -> bool:
@@ -32,8 +33,8 @@ def is_timed(row: Measurement) -> bool:
     if row.phase == "decode":
         batch = 16 if round(row.batch) == 8 else round(row.batch)
         near = row.context < SHORT_CONTEXT
-        return (batch, near) in {(timed, at < SHORT_CONTEXT) for timed, at in DECODE_POINTS}
-    return row.tokens in (PREFILL_TOKENS if row.phase == "prefill" else PATH_TOKENS)
+        return (batch, near) in {(timed, at < SHORT_CONTEXT) for timed, at in DEMO.decode_points}
+    return row.tokens in (DEMO.prefill_tokens if row.phase == "prefill" else PATH_TOKENS)
 
 
 def predicted_s(fitted: CalibrationSpec, row: Measurement) -> float:
@@ -60,7 +61,7 @@ def test_fewer_points_say_nearly_as_much_of_the_others() -> None:
     """A grid of 14 points errs on the rows left out less than 3 points above one that saw them."""
     timed = [each for each in FIRST_PASS if is_timed(each)]
     rest = [each for each in ROWS if each not in timed]
-    assert (len(step_benchmark.grid()), len(timed)) == (14, 19)
+    assert (len(step_benchmark.grid(DEMO)), len(timed)) == (14, 19)
 
     small, whole = (fit_calibration(rows, name="grid") for rows in (timed, ROWS))
     errors = [

@@ -1,0 +1,102 @@
+"""
+The whole loop on one GPU: two vLLM engines share it; predicted beside measured at two loads.
+
+    python benchmarks/gpu_loop.py --out FOLDER             # on a machine with an H200: 9 minutes
+    python benchmarks/gpu_loop.py --out FOLDER --dry-run   # here, with simulated engines
+
+A prefill and a decode engine have 40 % of GPU 0 each (`MINICLUSTER_GPUS=0,0`: the plan's GPUs 0 and
+1 are one), and KV caches go by NIXL. Steps: a model of random weights, `sizing calibrate
+--engine`, `sizing plan`, `serving up`, and `loadtest run` twice. FOLDER has steps.jsonl, how each
+command ended, and errors.json, the statistics of each load as soon as it is judged; every command
+has a limit. The dry run types the same commands, with engines whose step times are drawn
+(foreign_engines.py) and no model's weights.
+
+Needs, beside this repository's packages, vLLM with CUDA, Ray and NIXL. Exit code 1 if an error is
+beyond 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from foreign_engines import draw_engines, judged, loop
+
+from minicluster.files import write_atomically
+from serving.deployment.target import GPUS
+from serving.measurement.demo_model import DemoShape, make_demo_model
+
+SHAPE = DemoShape(
+    num_layers=28,
+    hidden_size=3072,
+    ffn_size=8192,
+    num_heads=24,
+    num_kv_heads=8,
+    max_context_tokens=8192,
+)
+"""Llama 3.2 3B but for its vocabulary: 5.6 GB, written in under a minute."""
+
+SAME_SHAPE = "llama-3.2-3b"
+"""Model of the catalog that stands for it in a dry run."""
+
+SHARES, LOAD_S = (0.35, 0.7), 60.0
+RATE_PER_S = 4.0
+
+NEEDED = ("torch", "vllm", "ray", "nixl")
+
+SCENARIO = """
+[model]
+id = "{model}"
+max_context_tokens = 2048
+
+[cluster]
+preset = "h200-8"
+max_gpus = 2
+
+[workload]
+requests_per_s = {rate}
+input_tokens = {{ distribution = "uniform", low = 200, high = 1200 }}
+output_tokens = {{ distribution = "uniform", low = 40, high = 120 }}
+
+[slo]
+ttft_s = 2.0
+tpot_s = 0.1
+percentile = "p50"
+
+[engine]
+name = "vllm"
+version = "0.29.0"
+max_num_seqs = {sequences}
+gpu_memory_utilization = 0.4
+
+[search]
+pools = "split"
+"""
+
+
+def main() -> int:
+    """Run the loop on the GPU, or dry; print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
+    parser.add_argument("--out", type=Path, default=Path("out/gpu-loop"))
+    parser.add_argument("--dry-run", action="store_true")
+    asked = parser.parse_args()
+    out: Path = asked.out
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ[GPUS] = "0,0"
+    model, slower, sequences = SAME_SHAPE, 2.0, 16
+    if not asked.dry_run:
+        if lacking := [name for name in NEEDED if find_spec(name) is None]:
+            parser.error(f"not installed here: {', '.join(lacking)}")
+        model, slower, sequences = str(make_demo_model(out / "model", SHAPE)), 1.0, 64
+    rate = RATE_PER_S / slower
+    text = SCENARIO.format(model=model, rate=rate, sequences=sequences)
+    write_atomically(out / "scenario.toml", text)
+    engines = draw_engines(out, 1, slower) if asked.dry_run else ()
+    return judged(loop(out, engines, rate=rate, shares=SHARES, load_s=LOAD_S))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
