@@ -11,19 +11,21 @@ from typing import Any
 import pytest
 
 from minicluster.errors import InputError, TargetFailed
-from minicluster.plan import Plan, to_json
+from minicluster.plan import Placement, Plan, to_json
 from serving.api.access import KEYS, KEYS_FILE, authorization, read_keys
 from serving.cluster.ports import free_ports
 from serving.cluster.state import HOME, State, read_state, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
-from serving.deployment.target import Target
+from serving.deployment.target import GPUS, Target, read_gpus
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 from serving.operations.probe import Readiness
 from serving.protocol.app_spec import APP
 from tests.serving.command import serving_here, taken_port
 from tests.serving.plans import deployed, make_pool, make_state, places
+
+CPU = DeployTarget(kind="cpu")
 
 
 @pytest.mark.parametrize("options", [(), ("--host", "0.0.0.0", "--open")])  # noqa: S104
@@ -50,12 +52,12 @@ def running(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stat
     return deployed(plan, nixl_port=20_100, planned=False, ready=True)
 
 
-def _site(address: str | None = None) -> Site:
+def _site(address: str | None = None, *, on: DeployTarget = CPU) -> Site:
     [port] = free_ports(1)
-    return Site(target=DeployTarget(kind="cpu"), host="127.0.0.1", port=port, address=address)
+    return Site(target=on, host="127.0.0.1", port=port, address=address)
 
 
-def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch, on: DeployTarget = CPU) -> Any:  # noqa: ANN401
     """Deploy *plan*; return the state that it starts from, and what is to be served."""
     seen: list[Any] = []
 
@@ -65,7 +67,7 @@ def _lay_over(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN4
 
     monkeypatch.setattr(operations, "deploy", deploy)
     with pytest.raises(KeyboardInterrupt):
-        operations.bring_up(plan.deployment, _site(), report=lambda _: None, plan=plan)
+        operations.bring_up(plan.deployment, _site(on=on), report=lambda _: None, plan=plan)
     return seen
 
 
@@ -84,6 +86,46 @@ def test_a_new_deployment_has_a_cluster_and_ports_of_its_own(
     [prefill] = served.of("prefill")
     ports = prefill.llm_config["experimental_configs"]
     assert ports["NIXL_SIDE_CHANNEL_PORT_BASE"] == 20_701
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.4, "0,0"), (0.6, "0,0"), (0.6, "1,0")])
+def test_engines_share_a_gpu_that_is_named_twice(
+    plan: Plan,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    named: str,
+) -> None:
+    """Each takes the plan's share of it; shares that together are more than a GPU are refused."""
+    monkeypatch.chdir(tmp_path)
+    machine = replace(target, kind="gpu", num_gpus=2)
+    monkeypatch.setattr(operations, "this_machine", lambda *_: machine)
+    gpu, deployment = {"gpu": "h200-sxm", "ray_accelerator": "H200"}, plan.deployment
+    pools = tuple(
+        replace(pool, placement=(Placement(node="node-0", gpus=(at,)),), **gpu)
+        for at, pool in enumerate(deployment.pools)
+    )
+    engine = replace(deployment.engine, gpu_memory_utilization=share)
+    shared = replace(plan, pools=pools, engine=engine)
+    on = DeployTarget(kind="gpu", gpus=read_gpus({GPUS: named}))
+    if (share, named) == (0.6, "0,0"):
+        with pytest.raises(InputError, match=r"at most 0\.5: 2 GPUs of the plan are one"):
+            operations.bring_up(shared.deployment, _site(on=on), report=lambda _: None)
+        return
+    _, served = _lay_over(shared, monkeypatch, on)
+    devices = {node.role: node.gpus for node in served.nodes}
+    first, second = map(int, named.split(","))
+    assert devices == {"prefill": (first,), "decode": (second,)}
+    for pool in served.pools:
+        assert pool.llm_config["engine_kwargs"]["gpu_memory_utilization"] == share
+
+
+@pytest.mark.parametrize("text", ["all", "0;1"])
+def test_gpus_are_numbers(text: str) -> None:
+    """Anything else is refused, and names the variable."""
+    with pytest.raises(InputError, match=GPUS):
+        read_gpus({GPUS: text})
 
 
 def test_a_plan_takes_over_the_cluster_that_was_measured(
