@@ -50,7 +50,7 @@ LIMIT_S = 420
 
 SCENARIO = """
 [model]
-id = "llama-3.1-8b"
+id = "{model}"
 max_context_tokens = 2048
 
 [cluster]
@@ -70,12 +70,13 @@ percentile = "p50"
 [engine]
 name = "vllm"
 version = "0.29.0"
-max_num_seqs = 16
-max_num_batched_tokens = 1024
+{engine}
 
 [search]
 pools = "split"
 """
+OTHER_SETTINGS = "max_num_seqs = 16\nmax_num_batched_tokens = 1024"
+
 RATE_PER_S, TTFT_S, TPOT_S = 4.0, 2.0, 0.05
 """Of the scenario, at the pace of a GPU; the loads have rates of their own."""
 
@@ -106,11 +107,18 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/foreign"))
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    rate = RATE_PER_S / asked.slower
-    pace = {"ttft_s": TTFT_S * asked.slower, "tpot_s": TPOT_S * asked.slower}
-    write_atomically(asked.out / "scenario.toml", SCENARIO.format(rate=rate, **pace))
+    rate = write_scenario(asked.out, "llama-3.1-8b", asked.slower, OTHER_SETTINGS)
     engines = draw_engines(asked.out, asked.seed, asked.slower)
     return judged(loop(asked.out, engines, rate=rate, shares=SHARES, load_s=LOAD_S))
+
+
+def write_scenario(out: Path, model: str, slower: float, engine: str) -> float:
+    """Write scenario.toml, of steps so much *slower* than a GPU's; return its rate."""
+    rate = RATE_PER_S / slower
+    pace = {"rate": rate, "ttft_s": TTFT_S * slower, "tpot_s": TPOT_S * slower}
+    text = SCENARIO.format(model=model, engine=engine, **pace)
+    write_atomically(out / "scenario.toml", text)
+    return rate
 
 
 def draw_engines(out: Path, seed: int, slower: float) -> tuple[str, str]:

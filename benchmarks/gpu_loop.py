@@ -23,9 +23,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from foreign_engines import draw_engines, judged, loop
+from foreign_engines import draw_engines, judged, loop, write_scenario
 
-from minicluster.files import write_atomically
 from serving.deployment.target import GPUS
 from serving.measurement.demo_model import DemoShape, make_demo_model
 
@@ -43,38 +42,10 @@ SAME_SHAPE = "llama-3.2-3b"
 """Model of the catalog that stands for it in a dry run."""
 
 SHARES, LOAD_S = (0.35, 0.7), 60.0
-RATE_PER_S = 4.0
 
 NEEDED = ("torch", "vllm", "ray", "nixl")
 
-SCENARIO = """
-[model]
-id = "{model}"
-max_context_tokens = 2048
-
-[cluster]
-preset = "h200-8"
-max_gpus = 2
-
-[workload]
-requests_per_s = {rate}
-input_tokens = {{ distribution = "uniform", low = 200, high = 1200 }}
-output_tokens = {{ distribution = "uniform", low = 40, high = 120 }}
-
-[slo]
-ttft_s = 2.0
-tpot_s = 0.1
-percentile = "p50"
-
-[engine]
-name = "vllm"
-version = "0.29.0"
-max_num_seqs = {sequences}
-gpu_memory_utilization = 0.4
-
-[search]
-pools = "split"
-"""
+ENGINE = "gpu_memory_utilization = 0.4\nmax_num_seqs = {sequences}"
 
 
 def main() -> int:
@@ -91,9 +62,7 @@ def main() -> int:
         if lacking := [name for name in NEEDED if find_spec(name) is None]:
             parser.error(f"not installed here: {', '.join(lacking)}")
         model, slower, sequences = str(make_demo_model(out / "model", SHAPE)), 1.0, 64
-    rate = RATE_PER_S / slower
-    text = SCENARIO.format(model=model, rate=rate, sequences=sequences)
-    write_atomically(out / "scenario.toml", text)
+    rate = write_scenario(out, model, slower, ENGINE.format(sequences=sequences))
     engines = draw_engines(out, 1, slower) if asked.dry_run else ()
     return judged(loop(out, engines, rate=rate, shares=SHARES, load_s=LOAD_S))
 

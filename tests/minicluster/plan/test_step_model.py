@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,13 @@ from minicluster.specs.step import Interference, StepSpec
 from tests import plans
 
 FITTED = replace(
-    plans.STEP, stream_s=0.002, per_sequence_s=1e-3, per_pair_s=1e-8, per_context_token_s=1e-7
+    plans.STEP,
+    stream_s=0.002,
+    per_sequence_s=1e-3,
+    per_pair_s=1e-8,
+    per_context_token_s=1e-7,
+    knee_tokens=(48, 224),
+    knee_per_token_s=(1e-5, 2e-5),
 )
 STEPS = pytest.mark.parametrize("step", [FITTED, plans.TABLE], ids=["fitted", "table"])
 FACTORS = st.floats(0.5, 3)
@@ -50,6 +57,16 @@ def test_steps_take_so_many_times_as_long(
         prompts_s = mixed.decode.step_s(tokens, pairs, batch, context) - decode * without
         assert prompts_s == pytest.approx(prefill * (within - without))
     assert whole.slowed(prefill=1, decode=1, mixed=True) == whole
+
+
+def test_a_line_is_steeper_beyond_each_knee() -> None:
+    """Each token takes as much more as the knees before it say, and each knee has its slope."""
+    line = replace(FITTED, stream_s=0.0, per_pair_s=0.0)
+    slopes = [line.step_s(n + 1, 0, 0, 0) - line.step_s(n, 0, 0, 0) for n in (47, 48, 223, 224)]
+    rises = np.array(slopes) - line.per_prefill_token_s
+    assert rises == pytest.approx([0, 1e-5, 1e-5, 3e-5])
+    with pytest.raises(InputError, match="2 numbers"):
+        replace(line, knee_per_token_s=(1e-5,))
 
 
 def test_a_table_is_linear_between_its_points() -> None:

@@ -62,6 +62,12 @@ def _changed(plan: Plan, change: dict[str, object] | None) -> str:
         ("up plan.json --slowdown 2", {}, 2, "--engine simulated"),
         ("up plan.json --engine simulated --slowdown 0.5", {}, 2, "at least 1"),
         ("up plan.json --engine simulated --slowdown nan", {}, 2, "at least 1"),
+        ("up plan.json --step-times steps.json", {}, 2, "--engine simulated"),
+        ("up plan.json --engine simulated --step-times plan.json", {}, 2, "plan.json"),
+        (
+            *("up plan.json --engine simulated --slowdown 2 --step-times plan.json", {}),
+            *(2, "no --slowdown besides"),
+        ),
         ("up plan.json --lora-modules red", {}, 2, "'red'; it has to be NAME=PATH, no name twice"),
         ("up plan.json --engine simulated --lora-modules red=", {}, 2, "NAME or NAME=PATH"),
         ("up plan.json --engine simulated --lora-modules a --lora-modules a", {}, 2, "twice"),

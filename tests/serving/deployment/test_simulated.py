@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from minicluster.engine_model.true_steps import TrueSteps
 from minicluster.plan import Plan, plan_from, to_json
 from minicluster.specs.slo import ClassSlo
 from minicluster.specs.workload import WorkloadSpec
@@ -52,7 +53,7 @@ def test_tables_of_steps_are_told_and_slowed(plan: Plan) -> None:
     model = replace(plan.step_model, decode=plans.TABLE)
     plan = replace(plan, step_model=model)
     told = {
-        pool.role: pool.simulated.step
+        pool.role: pool.simulated.steps.steps.of(pool.role)
         for pool in compile_app(plan.deployment, SLOW, plan=plan).pools
         if pool.simulated
     }
@@ -69,8 +70,8 @@ def test_every_replica_is_told_of_the_plan_s_own_seconds(plan: Plan) -> None:
     for pool in served.pools:
         planned, told = plan.pool(pool.role), pool.simulated
         assert told is not None
-        step = {"prefill": plan.step_model.prefill, "decode": plan.step_model.decode}[pool.role]
-        assert (told.step, told.slowdown, told.path) == (step, 8.0, plan.step_model.path)
+        assert (told.steps, told.slowdown) == (TrueSteps(steps=plan.step_model), 8.0)
+        assert not told.keeps_steps
         assert told.limits.max_num_seqs == planned.max_num_seqs
         assert [each["minicluster-node"] for each in told.places] == [
             place.node for place in planned.placement
