@@ -56,7 +56,7 @@ BURST_UTILISATION = 0.45
 """Largest prefill utilisation of the burst: it queues, and has a tail of some samples."""
 
 BURST_SEQUENCES = 4.0
-"""Largest mean decode batch of the burst: a quarter of the largest batch that was timed."""
+"""Largest mean decode batch of the burst: a quarter of the largest that was timed on a CPU."""
 
 BURST_S = 27.0
 WARM_UP_S = 4.0
