@@ -18,6 +18,7 @@ beyond 5 %.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from importlib.util import find_spec
@@ -25,8 +26,9 @@ from pathlib import Path
 
 from foreign_engines import draw_engines, judged, loop, write_scenario
 
+from minicluster.files import write_atomically
 from serving.deployment.target import GPUS
-from serving.measurement.demo_model import DemoShape, make_demo_model
+from serving.measurement.demo_model import DemoShape, make_demo_model, model_config
 
 SHAPE = DemoShape(
     num_layers=28,
@@ -37,9 +39,6 @@ SHAPE = DemoShape(
     max_context_tokens=8192,
 )
 """Llama 3.2 3B but for its vocabulary: 5.6 GB, written in under a minute."""
-
-SAME_SHAPE = "llama-3.2-3b"
-"""Model of the catalog that stands for it in a dry run."""
 
 SHARES, LOAD_S = (0.35, 0.7), 60.0
 
@@ -57,12 +56,16 @@ def main() -> int:
     out: Path = asked.out
     out.mkdir(parents=True, exist_ok=True)
     os.environ[GPUS] = "0,0"
-    model, slower, sequences = SAME_SHAPE, 2.0, 16
-    if not asked.dry_run:
+    model, slower, sequences = out.absolute() / "model", 2.0, 16
+    if asked.dry_run:
+        model.mkdir(exist_ok=True)
+        write_atomically(model / "config.json", json.dumps(model_config(SHAPE, "bf16")))
+    else:
         if lacking := [name for name in NEEDED if find_spec(name) is None]:
             parser.error(f"not installed here: {', '.join(lacking)}")
-        model, slower, sequences = str(make_demo_model(out / "model", SHAPE)), 1.0, 64
-    rate = write_scenario(out, model, slower, ENGINE.format(sequences=sequences))
+        make_demo_model(model, SHAPE)
+        slower, sequences = 1.0, 64
+    rate = write_scenario(out, str(model), slower, ENGINE.format(sequences=sequences))
     engines = draw_engines(out, 1, slower) if asked.dry_run else ()
     return judged(loop(out, engines, rate=rate, shares=SHARES, load_s=LOAD_S))
 

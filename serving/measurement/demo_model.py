@@ -104,7 +104,7 @@ def _write(directory: Path, shape: DemoShape, dtype: str) -> None:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_bytes(_json(_tokenizer_config(shape)))
-    (directory / "config.json").write_bytes(_json(_config(shape, dtype)))
+    (directory / "config.json").write_bytes(_json(model_config(shape, dtype)))
     _write_weights(directory / "model.safetensors", shape, words)
     (directory / HASH_FILE).write_bytes(_record(directory, shape, dtype))
 
@@ -135,7 +135,8 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]], list[int]]:
     return ids, merges, [ids["".join(merge)] for merge in spaced]
 
 
-def _config(shape: DemoShape, dtype: str) -> dict[str, Any]:
+def model_config(shape: DemoShape, dtype: str) -> dict[str, Any]:
+    """Return the `config.json` of a model, from which alone it can be planned for."""
     experts = {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
