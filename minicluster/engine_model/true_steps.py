@@ -37,7 +37,7 @@ class TrueSteps(Spec):
     What engines are like whose steps nobody planned: the truth that a calibration has to find.
 
     Attributes:
-        steps: step times and path; that the pools share nothing has to be in it.
+        steps: step times and path; simulated pools share nothing, whatever it says of that.
         per_prompt_s: of each prompt of a step.
         per_join_s: by which each request that joins a batch delays those in it.
         padded_to: batches that decode steps are computed for, ascending; none: any.
