@@ -48,7 +48,7 @@ ENGINE = "gpu_memory_utilization = 0.4\nmax_num_seqs = 8"
 """Few sequences: one endpoint and one client pass on some 3,000 tokens per second, and a step of
 this model takes 2 to 3 ms."""
 
-DRY_SLOWER = 5.0
+DRY_SLOWER = 3.0
 """How much slower than a GPU's the simulated steps are, for the same reason on two cores."""
 
 
