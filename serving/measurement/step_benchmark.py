@@ -246,6 +246,13 @@ class Extent:
         return tuple(lengths)
 
     @property
+    def path_tokens(self) -> tuple[int, ...]:
+        """Return the lengths of the prompts whose whole path is timed, ascending."""
+        if self.context_tokens <= 2 * PREFILL_TOKENS[-1]:
+            return PATH_TOKENS
+        return (*PATH_TOKENS[:-1], self.context_tokens // 2)  # what a pull takes is beyond noise
+
+    @property
     def decode_points(self) -> tuple[tuple[int, int], ...]:
         """Return batch and context: long ones of the smallest and the largest batch."""
         batches = [1]
@@ -278,7 +285,7 @@ def grid(extent: Extent) -> tuple[GridStep, ...]:
         timing = partial(_in_service, tokens=tokens, sequences=sequences)
         name = f"both pools, {tokens} tokens in and {sequences:g} sequences in decode"
         steps.append(GridStep(name, 2 * SERVICE_CLIENTS * (tokens + SERVICE_TOKENS), timing))
-    for tokens in PATH_TOKENS:
+    for tokens in extent.path_tokens:
         timing = partial(_path, tokens=tokens)
         steps.append(GridStep(f"path with {tokens} tokens", 2 * PATH_REPEATS * tokens, timing))
     return tuple(steps)
