@@ -136,7 +136,7 @@ def search(  # noqa: PLR0913  (a command line is its options)
         with held(output / name) as lock:
             prepare(output / name, job, job.requests(), plan)
             run_with_progress_bar(output / name, job, lock)
-        verdict = judge_run(output / name, TOLERANCE, script_folder=output)
+        verdict = judge_run(output / name, TOLERANCE)
         shell.say(f"  {verdict.verdict} {'; '.join(verdict.reasons)}")
         return verdict
 

@@ -26,7 +26,6 @@ def judge_run(
     *,
     require_prediction: bool = False,
     junit: Path | None = None,
-    script_folder: Path | None = None,
 ) -> Verdict:
     """
     Judge the run in *folder*; write `verdict.json`, `llm-d.json`, `report.html` and JUnit XML.
@@ -35,7 +34,6 @@ def judge_run(
         tolerance: largest error, by metric, of a predicted mean that counts as correct.
         require_prediction: whether a larger error is a miss.
         junit: file for the verdict as JUnit XML; `None`: not written.
-        script_folder: folder of the script that draws the report's charts; `None`: the run's.
 
     Raises InputError: *folder* contains no run, or a file cannot be written.
     """
@@ -55,7 +53,7 @@ def judge_run(
     write_atomically(folder / "llm-d.json", to_llm_d(judged))
     if junit:
         write_atomically(junit, to_junit(verdict, require_prediction=require_prediction))
-    write_page(folder / "report.html", run_page(judged), script_folder=script_folder)
+    write_page(folder / "report.html", run_page(judged))
     return verdict
 
 

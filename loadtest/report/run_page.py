@@ -56,9 +56,8 @@ CHARTED = ("ttft", "tpot")
 def run_page(judged: Judged) -> Page:
     """Return the whole page of a run."""
     run, verdict = judged.run, judged.verdict
-    word, why = headline(verdict)
-    predictions = (pace_text(verdict) or "", prediction_text(verdict) or "")
-    lines = [why, *predictions, *(f"{p.attained_text}{verdict.caveat}" for p in verdict.slo)]
+    word, _ = headline(verdict)
+    lines = [*_reasons(verdict), pace_text(verdict) or "", prediction_text(verdict) or ""]
     parts: list[Section | ChartRow] = [
         _latencies(verdict),
         *_phases(verdict),
@@ -66,8 +65,9 @@ def run_page(judged: Judged) -> Page:
         *_errors(run),
     ]
     if run.plan:
-        parts.append(Section("The plan", (FactTable(tuple(_plan_facts(run.plan))),)))
-    parts.append(Section("The run", (FactTable(tuple(_run_facts(run, verdict))),)))
+        planned = FactTable(tuple(_plan_facts(run.plan)))
+        parts.append(Section("The plan", (planned,), folded=True))
+    parts.append(Section("The run", (FactTable(tuple(_run_facts(run, verdict))),), folded=True))
     return Page(
         title=f"{word}: {verdict.metadata.model}",
         headline=word,
@@ -78,6 +78,23 @@ def run_page(judged: Judged) -> Page:
         parts=tuple(parts),
         footer=footer(),
     )
+
+
+def _reasons(verdict: Verdict) -> Iterator[str]:
+    """Yield what decided the verdict, and each limit in counts of requests and what it lacks."""
+    limits = verdict.slo
+    lacks = {limit.attained_text: "" for limit in limits}
+    for reason in verdict.reasons:
+        judged = next((text for text in lacks if reason.startswith(text)), "")
+        if judged:
+            lacks[judged] = reason.removeprefix(judged)
+        else:
+            yield f"{reason}{verdict.caveat}"
+    for limit in limits:
+        kind = "gaps" if limit.metric == "itl" else "requests"
+        kept = f"{limit.num - limit.num_missed:,} of {limit.num:,}"
+        within = f"{kept} {kind} within {seconds(limit.limit_s)}"
+        yield f"{limit.name}: {within}{lacks[limit.attained_text]}{verdict.caveat}"
 
 
 def footer() -> str:
@@ -292,4 +309,5 @@ def _run_facts(run: Run, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield name, text
     yield "client machine", where.machine
     yield "versions", ", ".join(f"{name} {version}" for name, version in where.versions.items())
+    yield "statistics", "\n".join(limit.attained_text for limit in verdict.slo)
     yield "definitions", DEFINITIONS

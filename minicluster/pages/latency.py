@@ -43,14 +43,14 @@ def latency_distribution(
     limit: tuple[float, float] | None = None,
 ) -> Figure:
     """
-    Draw which latency a share of the requests stays within.
+    Draw which share of the requests stays within a latency.
 
-    A share p lies at log(1 - p), so 90 %, 99 % and 99.9 % are equally far apart.
+    Latencies lie along x. A share p lies at log(1 - p), so 90 %, 99 % and 99.9 % are equally far apart.
 
     Args:
         curves: one at least; the k-th of n values, in order, is what (k - 1/2) / n stay within.
         predicted_s: share to predicted latency, as marks.
-        limit: share and latency of the SLO: a curve that passes below this corner keeps it.
+        limit: share and latency of the SLO: a curve that passes left of this corner keeps it.
     """
     predicted, ordered = predicted_s or {}, [np.sort(np.asarray(c.values_s)) for c in curves]
     highest_s = max(*(float(values[-1]) for values in ordered), *predicted.values(), 0.0)
@@ -65,10 +65,10 @@ def latency_distribution(
         traces.append(
             marks(
                 "predicted",
-                [1 - share for share in shares],
                 [scale * predicted[share] for share in shares],
+                [1 - share for share in shares],
                 colour=ORANGE,
-                hover=f"%{{text}} within %{{y:,.4g}} {unit}",
+                hover=f"%{{text}} within %{{x:,.4g}} {unit}",
                 texts=[f"{100 * share:.10g} %" for share in shares],
                 symbol="circle-open",
             )
@@ -81,8 +81,8 @@ def latency_distribution(
         caption=_caption(curves, limit, unit, scale),
         traces=tuple(traces),
         layout=axes(
-            log_axis("share of requests within", ticks, 1.0, least),
             axis(unit, 0.0, scale * highest_s),
+            log_axis("share of requests within", ticks, 1.0, least),
         ),
     )
 
@@ -97,11 +97,11 @@ def _curve(curve: LatencyCurve, ordered: NDArray[np.float64], unit: str, scale: 
     within = (places + 0.5) / len(ordered)
     return line(
         curve.name,
-        1 - within,
         scale * ordered[places],
+        1 - within,
         colour=curve.colour,
         dash=curve.dash,
-        hover=f"%{{customdata:.5g}} % within %{{y:,.4g}} {unit}",
+        hover=f"%{{customdata:.5g}} % within %{{x:,.4g}} {unit}",
         hover_values=100 * within,
     )
 
@@ -115,8 +115,8 @@ def _places(count: int) -> NDArray[np.int64]:
 def _corner(share: float, limit_s: float, *, top: float, unit: str, scale: float) -> Json:
     return line(
         "SLO",
-        [1.0, 1 - share, 1 - share],
         [scale * limit_s, scale * limit_s, top],
+        [1.0, 1 - share, 1 - share],
         colour=RED,
         hover=f"{100 * share:.10g} % within {scale * limit_s:,.4g} {unit}",
     )

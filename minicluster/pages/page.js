@@ -1,4 +1,4 @@
-/* Draws every chart of the page. Colours stand in the charts as the style sheet's variables,
+/* Unpacks Plotly, and draws every chart of the page; one that is folded away when it is opened. Colours stand in the charts as the style sheet's variables,
    var(--blue): looked up here, and again when the screen turns dark or light. */
 const CONFIG = {
   responsive: true, displaylogo: false, doubleClick: "reset", typesetMath: false,
@@ -29,17 +29,25 @@ function coloured(value, style) {
 function draw() {
   const style = getComputedStyle(document.documentElement);
   for (const place of document.querySelectorAll(".chart")) {
+    if (place.offsetParent === null) continue; // folded away: it has no width yet
     const figure = JSON.parse(place.nextElementSibling.textContent);
     const layout = { ...figure.layout, template: { layout: LAYOUT } };
     Plotly.react(place, coloured(figure.data, style), coloured(layout, style), CONFIG);
   }
 }
-if (window.Plotly) {
+async function unpack() {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), each => each.charCodeAt(0));
+  const script = document.createElement("script");
+  script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+}
+unpack().then(() => {
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-} else {
+  document.addEventListener("toggle", draw, true);
+}).catch(() => {
   for (const place of document.querySelectorAll(".chart")) {
     place.classList.add("missing");
-    place.textContent = "This chart needs plotly.min.js beside the page.";
+    place.textContent = "This chart needs a browser of 2023 or later; its figures are below.";
   }
-}
+});

@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from minicluster.pages.figure import Figure
 
+PHONE, WRAPPED, GAP = 54, 12, 2
+"""Characters in a line of a table on a phone, in a column of words, and between columns."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
@@ -65,6 +68,21 @@ class DataTable:
     words: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether a phone has no room for the columns side by side; words may wrap there."""
+        if not self.heads:
+            return False
+        widths = [
+            max(len(str(row[at])) for row in (self.heads, *self.rows))
+            for at in range(len(self.heads))
+        ]
+        wrapped = [
+            min(width, WRAPPED) if at == 0 or head in self.words else width
+            for at, (head, width) in enumerate(zip(self.heads, widths, strict=True))
+        ]
+        return sum(wrapped) + GAP * len(wrapped) > PHONE
+
     def groups(self) -> tuple[bool, ...]:
         """Say of each row whether a group begins with it: its first word is a new one."""
         firsts = [str(row[0]).partition(" ")[0] for row in self.rows]
@@ -114,19 +132,31 @@ Block = Text | ToType | DataTable | FactTable | NodeGrid
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Blocks below a heading."""
+    """
+    Blocks below a heading.
+
+    Attributes:
+        folded: whether a page shows the heading alone until a reader opens it.
+    """
 
     kind: ClassVar[str] = "section"
     title: str
     blocks: tuple[Block, ...]
+    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChartRow:
-    """Charts side by side."""
+    """
+    Charts side by side.
+
+    Attributes:
+        folded: heading that a page shows in their place until a reader opens it; empty: none.
+    """
 
     kind: ClassVar[str] = "charts"
     figures: tuple[Figure, ...]
+    folded: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

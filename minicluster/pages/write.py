@@ -1,15 +1,15 @@
-"""A page as HTML in a file, with Plotly's script beside it."""
+"""A page as HTML in one file, with the script of its charts inside."""
 
 from __future__ import annotations
 
-import os
+import base64
+import gzip
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from minicluster.errors import InputError, MiniclusterError
+from minicluster.errors import MiniclusterError
 from minicluster.files import write_atomically
 
 if TYPE_CHECKING:
@@ -19,19 +19,13 @@ if TYPE_CHECKING:
 
     from minicluster.pages.page import Page, Section, Tile
 
-SCRIPT = "plotly.min.js"  # name of the file that draws the charts; all pages of a folder share it
-STDOUT = 1  # file descriptor of the standard output
 HERE = Path(__file__).parent
 
 
-def render(page: Page, script: str = SCRIPT) -> str:
-    """
-    Return a page as HTML; every word of it is escaped.
-
-    Args:
-        script: where Plotly's script lies, as the page's `src` has it.
-    """
-    return _templates().get_template("page.html.j2").render(page=page, script=script)
+def render(page: Page) -> str:
+    """Return a page as HTML that needs no other file; every word of it is escaped."""
+    plotly = _packed_plotly() if page.figures else ""
+    return _templates().get_template("page.html.j2").render(page=page, plotly=plotly)
 
 
 def render_parts(parts: Sequence[Section]) -> str:
@@ -48,45 +42,28 @@ def _blocks() -> Any:  # noqa: ANN401  (macros of a template)
     return _templates().get_template("blocks.html.j2").module
 
 
-def write_page(path: Path, page: Page, *, script_folder: Path | None = None) -> None:
+def write_page(path: Path, page: Page) -> None:
     """
-    Write a page, never in part, and Plotly's script unless it is there or no chart needs it.
-
-    *script_folder* is where the script lies; `None`: beside the page, which is why the page is a
-    file, and no stream.
+    Write a page, never in part.
 
     Raises InputError: a file that cannot be written.
     """
-    folder = path.parent if script_folder is None else script_folder
-    if _is_stream(path):
-        raise InputError(
-            str(path), "a stream", f"a file to write a page to, with {SCRIPT} beside it"
-        )
-    address = quote(Path(os.path.relpath(folder / SCRIPT, path.parent)).as_posix())
-    html = render(page, address)
-    if page.figures:
-        _keep_script(folder / SCRIPT)
-    write_atomically(path, html)
+    write_atomically(path, render(page))
 
 
-def plotly_script() -> Path:
-    """Return Plotly's script as its Python package, which is not imported, ships it, or refuse."""
+@cache
+def _packed_plotly() -> str:
+    """
+    Return Plotly's script as a page holds it: in gzip, which a browser unpacks, and base64.
+
+    It is 2.0 MB so, and 4.8 MB as it stands. The script is that of Plotly's Python package, which
+    is not imported.
+    """
     package = find_spec("plotly")
     if package is None or package.origin is None:
-        raise MiniclusterError("charts need the package plotly: `pip install -e .` installs it")
-    return Path(package.origin).parent / "package_data" / SCRIPT
-
-
-def _is_stream(path: Path) -> bool:
-    if not path.exists():
-        return False
-    return not path.is_file() or os.path.samestat(path.stat(), os.fstat(STDOUT))
-
-
-def _keep_script(path: Path) -> None:
-    content = plotly_script().read_text(encoding="utf-8")
-    if not (path.is_file() and path.read_bytes() == content.encode()):
-        write_atomically(path, content)
+        raise MiniclusterError("charts need the package plotly: `pip install minicluster` has it")
+    script = Path(package.origin).parent / "package_data" / "plotly.min.js"
+    return base64.b64encode(gzip.compress(script.read_bytes(), mtime=0)).decode()
 
 
 @cache

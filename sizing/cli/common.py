@@ -53,7 +53,7 @@ def out_file(what: str) -> Any:  # noqa: ANN401  (Typer's own type)
 
 Html = Annotated[
     Path | None,
-    Option(help="HTML page to write; plotly.min.js is written beside it", callback=writable),
+    Option(help="HTML page to write, one file", callback=writable),
 ]
 AsJson = Annotated[bool, Option("--json", help="JSON output in place of tables")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="All tables, not only the answer")]

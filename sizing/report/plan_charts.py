@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,13 +121,15 @@ def front_figure(
     found: Front, points: Sequence[DesignPoint], plan: Configuration | None = None
 ) -> Figure:
     """
-    Draw configurations in two respects.
+    Draw configurations in two respects, a latency along x.
 
     Args:
         found: both figures of each configuration, and which ones no other dominates.
         points: the configurations, in the same order.
         plan: configuration of the plan, which is among them; `None` where there is no plan.
     """
+    if found.y_name.endswith(", ms"):
+        found = replace(found, x_name=found.y_name, y_name=found.x_name, xs=found.ys, ys=found.xs)
     places = [at for at, point in enumerate(points) if point.configuration == plan]
     chosen = (float(found.xs[places[0]]), float(found.ys[places[0]])) if places else None
     kept = np.flatnonzero(found.kept)

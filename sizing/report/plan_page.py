@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from minicluster.plan import Plan
 
 
-def plan_page(plan: Plan) -> Page:
+def plan_page(plan: Plan, *, alternatives: bool = True) -> Page:
     """
-    Evaluate a plan's alternatives, and return the page that shows both.
+    Return the page of a plan.
+
+    Args:
+        alternatives: whether other configurations are simulated (5 to 10 seconds) and drawn too.
 
     Raises:
         InputError: a plan that cannot be simulated.
@@ -44,8 +47,9 @@ def plan_page(plan: Plan) -> Page:
         ("Predicted by", "\n".join(simulation_summary(outcome))),
     )
     over_time = over_time_figures(plan, outcome)
-    fronts = front_figures(design_points(plan.inputs, plan), plan)
+    points = design_points(plan.inputs, plan) if alternatives else ()
     layout = layout_table(plan.pools, plan.prediction)
+    sources = tuple(_source_rows(plan))
     return Page(
         title=headline(plan),
         headline=headline(plan),
@@ -55,10 +59,13 @@ def plan_page(plan: Plan) -> Page:
             latency_table(plan.prediction, plan.promises),
             ChartRow(tuple(latency_figures(plan, outcome, slowed))),
             Section(layout.title, (layout_grid(plan), *layout.blocks)),
-            ChartRow((*over_time, *fronts)),
             Section("Assumptions and errors", (FactTable(facts),)),
-            Section("Sources of the numbers", (FactTable(tuple(_source_rows(plan))),)),
             Section("Next", _next_commands(plan)),
+            ChartRow(tuple(over_time), folded="Queues, batches and KV cache over time"),
+            ChartRow(
+                tuple(front_figures(points, plan)), folded="Alternatives: latency against cost"
+            ),
+            Section("Sources of the numbers", (FactTable(sources),), folded=True),
         ),
         footer=f"minicluster {plan.provenance.version}, sizing plan, inputs"
         f" {plan.provenance.inputs_hash}",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from minicluster.pages.page import (
     Tile,
     ToType,
 )
-from minicluster.pages.write import SCRIPT, plotly_script, render, write_page
+from minicluster.pages.write import render, write_page
 from tests.pages import figures_in
 
 EVIL = "</script><b onload='x'>&amp;\"%{x}"
@@ -73,7 +74,12 @@ def page(text: str = "what") -> Page:
         lines=(text,),
         notes=(text,),
         tiles=(Tile(name=text, value=text, below=text, bad=True),),
-        parts=(Section(text, blocks), ChartRow((chart(text), chart(text)))),
+        parts=(
+            Section(text, blocks),
+            Section(text, (Text(text),), folded=True),
+            ChartRow((chart(text),)),
+            ChartRow((chart(text),), folded=text),
+        ),
         footer=text,
     )
 
@@ -111,11 +117,10 @@ def checked(html: str) -> Checker:
     return checker
 
 
-def test_page_holds_its_charts_and_loads_nothing_but_the_script() -> None:
+def test_page_holds_its_charts_and_loads_nothing() -> None:
     """The very traces and layouts are in it, each chart with its caption."""
     html = render(page())
-    assert checked(html).loads == [SCRIPT]
-    assert checked(render(Page(title="a", headline="b"))).loads == []
+    assert checked(html).loads == []
     assert not re.search(r"url\(|@import|<link|https?://", html)
     assert figures_in(html) == 2 * [{"data": list(chart().traces), "layout": chart().layout}]
     assert html.count("<figcaption>what</figcaption>") == 2
@@ -151,35 +156,18 @@ def test_colours_are_known_on_light_and_dark_screens() -> None:
     assert set(re.findall(r"var\((--[a-z]+)\)", script + style)) <= light
 
 
-def test_script_is_written_once_beside_pages(tmp_path: Path) -> None:
-    """Pages of a folder, or of those below it, share the script; a page without charts has none."""
-    folder, script = tmp_path / "try 1", tmp_path / SCRIPT
-    folder.mkdir()
+def test_a_page_is_one_file_that_holds_plotly(tmp_path: Path) -> None:
+    """The script is in a page with charts, packed; a page without charts is small."""
     write_page(tmp_path / "a.html", page())
-    assert script.read_bytes() == plotly_script().read_bytes()
-    first = script.stat()
-    write_page(folder / "b.html", page(), script_folder=tmp_path)
-    assert checked((folder / "b.html").read_text()).loads == [f"../{SCRIPT}"]
-    assert (script.stat().st_ino, script.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
-    script.write_text("older", encoding="utf-8")
-    write_page(tmp_path / "a.html", page())
-    assert script.stat().st_size == first.st_size
-    write_page(folder / "c.html", Page(title="a", headline="b"))
-    assert {path.name for path in tmp_path.rglob("*.*")} == {"a.html", "b.html", "c.html", SCRIPT}
-    assert (tmp_path / "a.html").stat().st_size < 50_000
-
-
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """A folder that is not there, a device, a pipe, stdout: what to do is said, nothing is left."""
+    write_page(tmp_path / "b.html", Page(title="a", headline="b"))
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    [packed] = re.findall(r'<script type="text/plain" id="plotly">(.*?)</script>', text)
+    assert b"Plotly" in gzip.decompress(base64.b64decode(packed))
+    assert len(text) < 3_000_000
+    assert (tmp_path / "b.html").stat().st_size < 50_000
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "b.html"}
     with pytest.raises(InputError, match="a file that can be written"):
         write_page(tmp_path / "no" / "a.html", page())
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "device").symlink_to("/dev/null")
-    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
-    for stream in ("pipe", "device", "stdout"):
-        with pytest.raises(InputError, match=f"{stream} is 'a stream'; it has to be .*{SCRIPT}"):
-            write_page(tmp_path / stream, page())
-    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "device", "stdout"}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +175,6 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     [
         ("import sizing.report.questions", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
         ("import loadtest.report.judge", {"plotly", "jinja2", "ray", "torch", "vllm", "locust"}),
-        ("from minicluster.pages.write import plotly_script as p; p().read_text()", {"plotly"}),
     ],
 )
 def test_libraries_are_imported_where_they_are_needed(code: str, absent: set[str]) -> None:
@@ -209,21 +196,21 @@ def test_distribution_draws_the_values(values: list[float], limit: float) -> Non
         predicted_s={0.5: limit, 0.99: 2 * limit},
         limit=(0.99, limit),
     )
-    unit = drawn.layout["yaxis"]["title"]["text"]
+    unit = drawn.layout["xaxis"]["title"]["text"]
     scale = {"ms": 1000, "s": 1}[unit]
     curve, ordered = drawn.trace("measured"), np.sort(values)
-    ranks = np.rint((1 - np.array(curve["x"])) * len(values) - 0.5).astype(int)
+    ranks = np.rint((1 - np.array(curve["y"])) * len(values) - 0.5).astype(int)
     assert ranks[0] == 0
     assert ranks[-1] == len(values) - 1
-    assert curve["y"] == pytest.approx(scale * ordered[ranks], rel=1e-5)
+    assert curve["x"] == pytest.approx(scale * ordered[ranks], rel=1e-5)
     assert curve["customdata"] == pytest.approx(100 * (ranks + 0.5) / len(values), rel=1e-5)
-    assert drawn.trace("predicted")["y"] == pytest.approx(
+    assert drawn.trace("predicted")["x"] == pytest.approx(
         [scale * limit, 2 * scale * limit], rel=1e-5
     )
-    assert drawn.trace("predicted")["x"] == pytest.approx([0.5, 0.01])
-    assert drawn.trace("SLO")["x"] == pytest.approx([1, 0.01, 0.01])
-    assert drawn.trace("SLO")["y"][:2] == pytest.approx([scale * limit] * 2, rel=1e-5)
+    assert drawn.trace("predicted")["y"] == pytest.approx([0.5, 0.01])
+    assert drawn.trace("SLO")["y"] == pytest.approx([1, 0.01, 0.01])
+    assert drawn.trace("SLO")["x"][:2] == pytest.approx([scale * limit] * 2, rel=1e-5)
     (left, right), (foot, top) = drawn.layout["xaxis"]["range"], drawn.layout["yaxis"]["range"]
     for trace in drawn.traces:
-        assert all(right - 1e-5 <= math.log10(x) <= left for x in trace["x"])
-        assert all(foot <= y <= top * (1 + 1e-5) for y in trace["y"])
+        assert all(left <= x <= right * (1 + 1e-5) for x in trace["x"])
+        assert all(top - 1e-5 <= math.log10(y) <= foot for y in trace["y"])

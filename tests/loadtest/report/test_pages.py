@@ -46,8 +46,7 @@ const charts = [...document.querySelectorAll('.chart')].map(chart => {
 });
 return {text: document.body.innerText, charts: charts,
   loaded: [...document.querySelectorAll('script[src],link,img,iframe,image')].map(
-    e => e.getAttribute('src') || e.getAttribute('href')),
-  wide: document.documentElement.scrollWidth <= innerWidth};
+    e => e.getAttribute('src') || e.getAttribute('href'))};
 })()"""
 """The text that a page shows."""
 
@@ -59,10 +58,15 @@ def look(page: Page, place: Path) -> dict[str, Any]:
     with opened(file.as_uri(), Path(mkdtemp(dir=place))) as tab:
         tab.resize(1100)
         tab.wait_for("document.readyState === 'complete'")
+        tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        tab.wait_for("[...document.querySelectorAll('.chart')].every(each => each.data)")
         seen: dict[str, Any] = tab.evaluate(SEEN)
         assert tab.console == []
-    assert seen["loaded"] == ["plotly.min.js"]
-    assert seen["wide"]
+        assert [url for url in tab.requested if url.startswith("http")] == []
+        for width in (390, 1280):
+            tab.resize(width)
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+    assert seen["loaded"] == []
     assert len(seen["charts"]) == len(page.figures)
     for chart, figure in zip(seen["charts"], page.figures, strict=True):
         assert chart["drawn"], figure.title

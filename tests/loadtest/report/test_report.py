@@ -81,12 +81,12 @@ def test_charts_draw_what_was_measured(samples: list[Sample]) -> None:
     for metric in ("ttft", "tpot"):
         measured = page.figure(f"{metric.upper()}: distribution").trace("measured")
         spread = verdict.latency[metric]
-        assert measured["y"][-1] == pytest.approx(1000 * spread.max_s, rel=1e-5)
-        near_p90 = max(y for x, y in zip(measured["x"], measured["y"], strict=True) if x > 0.1)
+        assert measured["x"][-1] == pytest.approx(1000 * spread.max_s, rel=1e-5)
+        near_p90 = max(x for x, y in zip(measured["x"], measured["y"], strict=True) if y > 0.1)
         assert near_p90 == pytest.approx(1000 * spread.p90_s, rel=0.01)
         [promise] = [each for each in verdict.slo if each.metric == metric]
         corner = page.figure(f"{metric.upper()}: distribution").trace("SLO")
-        assert corner["y"][0] == pytest.approx(1000 * promise.limit_s)
+        assert corner["x"][0] == pytest.approx(1000 * promise.limit_s)
     over_time = page.figure("TTFT over time")
     [before, _] = over_time.layout["shapes"]
     assert (before["x0"], before["x1"]) == (0, verdict.window.start_s)

@@ -217,7 +217,6 @@ def test_a_server_with_so_many_slots(
     assert 40 < min(p["requests_per_s"] for p in found if p["holds"] is False) < 65
     assert f"resumed after {len(found)} runs" in again.stderr
     assert "Goodput against load" in (out / "search.html").read_text()
-    assert [str(path.relative_to(out)) for path in out.rglob("*.js")] == ["plotly.min.js"]
 
 
 @pytest.mark.parametrize(

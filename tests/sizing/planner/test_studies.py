@@ -163,8 +163,8 @@ def test_pareto(sizing: Sizing, tmp_path: Path) -> None:
     assert len(pairs) > 1
     assert all(a[0] == b[0] or b[1] < a[1] for a, b in pairwise(pairs))
     front = figures[0]["data"][1]
-    assert front["x"] == [gpus for gpus, _ in pairs]
-    assert sorted(front["y"]) == pytest.approx(sorted(1000 * s for _, s in pairs), rel=1e-5)
+    assert sorted(front["y"]) == [gpus for gpus, _ in pairs]
+    assert front["x"] == pytest.approx(sorted(1000 * s for _, s in pairs), rel=1e-5)
 
 
 def test_losses(plan: Plan) -> None:
@@ -226,22 +226,22 @@ def test_page_draws_the_plans_own_numbers(plan: Plan, page: Page) -> None:
     for name, limit_s in (("ttft", plan.slo.ttft_s), ("tpot", plan.slo.tpot_s)):
         figure, predicted = page.figure(f"{name.upper()}: distribution"), plan.prediction
         shown = [1000 * getattr(predicted, name).at(p) for p in ("p50", "p90", "p95", "p99")]
-        assert figure.trace("predicted")["y"] == pytest.approx(shown, rel=1e-5)
+        assert figure.trace("predicted")["x"] == pytest.approx(shown, rel=1e-5)
         assert limit_s is not None
-        assert figure.trace("SLO")["y"][0] == pytest.approx(1000 * limit_s)
-        assert figure.trace("SLO")["x"][1] == pytest.approx(1 - LEVELS[plan.slo.percentile])
-        slowed = figure.trace("with slowed steps")["y"]
-        assert slowed[len(slowed) // 2] >= figure.trace("simulated")["y"][len(slowed) // 2]
+        assert figure.trace("SLO")["x"][0] == pytest.approx(1000 * limit_s)
+        assert figure.trace("SLO")["y"][1] == pytest.approx(1 - LEVELS[plan.slo.percentile])
+        slowed = figure.trace("with slowed steps")["x"]
+        assert slowed[len(slowed) // 2] >= figure.trace("simulated")["x"][len(slowed) // 2]
     front = page.figure("Pareto: cost against TTFT")
     cost = running(plan).usd_per_million_output_tokens
     ttft_s = plan.prediction.ttft.at(plan.slo.percentile)
-    assert front.trace("the plan")["x"] == pytest.approx([cost], rel=1e-5)
+    assert front.trace("the plan")["y"] == pytest.approx([cost], rel=1e-5)
     # Fronts are of short simulations, in which the plan is one of the configurations.
-    assert front.trace("the plan")["y"] == pytest.approx([1000 * ttft_s], rel=0.05)
+    assert front.trace("the plan")["x"] == pytest.approx([1000 * ttft_s], rel=0.05)
     kept = front.trace("no other beats it")
     [x], [y] = front.trace("the plan")["x"], front.trace("the plan")["y"]
     beside = zip(kept["x"], kept["y"], strict=True)
-    assert any(cost <= x * (1 + 1e-5) and ttft <= y * (1 + 1e-5) for cost, ttft in beside)
+    assert any(ttft <= x * (1 + 1e-5) and cost <= y * (1 + 1e-5) for ttft, cost in beside)
     assert kept["x"] == sorted(kept["x"])
     assert kept["y"] == sorted(kept["y"], reverse=True)
     for role, row in {pool.role: pool for pool in plan.pools}.items():
