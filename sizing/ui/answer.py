@@ -12,10 +12,10 @@ import streamlit as st
 
 from minicluster.errors import InputError, MiniclusterError
 from minicluster.pages.page import FactTable, Section, Tile
-from minicluster.pages.write import SCRIPT, plotly_script, render, render_tiles
+from minicluster.pages.write import render, render_tiles
 from minicluster.plan import Plan, to_json
 from sizing.planner.explanation import explain_plan
-from sizing.planner.plan import ClassPlans, NoPlan, plan_classes
+from sizing.planner.plan import ClassPlans, NoPlan
 from sizing.planner.predict import predict, prediction_runs
 from sizing.planner.studies.result import layout_of
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
@@ -33,19 +33,18 @@ from sizing.report.today import today_table
 from sizing.scenario import Scenario
 from sizing.stacks.formats import FORMATS, export
 from sizing.ui import form
-from sizing.ui.questions import Subject, draw_questions
+from sizing.ui.plans import planned, priced
+from sizing.ui.questions import QUESTIONS, Subject, draw_question
 from sizing.ui.style import chart, kit, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sizing.planner.configuration import Configuration
     from sizing.planner.predict import PoolPrediction
-    from sizing.planner.search import Told
+    from sizing.planner.result import Infeasible
     from sizing.simulation.outcome import Outcome
 
-TILE_WIDTH = 165
-"""Pixels: two beside one another on a phone."""
 ALL = "All classes"
 """Tab of the questions about classes of requests together, where each has pools of its own."""
 FACTS_OF = {
@@ -80,67 +79,84 @@ class ShownPlan:
     plan: Plan = field(compare=False)
 
 
-@lru_cache(maxsize=64)
-def _known(case: form.Case) -> list[ClassPlans | NoPlan]:  # noqa: ARG001  (the key)
-    """Return a list for the plans of a case, which are put there when they are known."""
-    return []
+def warm() -> None:
+    """Answer the page's first scenario, for whoever opens it next."""
+    found = planned(form.Case())
+    if not isinstance(found, NoPlan):
+        for name, each in found.chosen.items():
+            _simulated(ShownPlan(form.Case(), name, each))
 
 
-def planned(case: form.Case, told: Told | None = None) -> ClassPlans | NoPlan:
+def draw(case: form.Case, compared: Callable[[], None]) -> str:
     """
-    Return the plans of a case, or why there are none; a case is planned once.
+    Draw the answer to one case, and return it in a few words: GPUs and nodes.
 
     Args:
-        told: is called with each configuration of shared pools that holds so far.
-
-    Raises:
-        InputError: a scenario that cannot be planned at all.
+        compared: draws what stands beside the answer, below its figures.
     """
-    known = _known(case)
-    if not known:
-        try:
-            known.append(plan_classes(case.scenario(), told=told))
-        except NoPlan as none:
-            known.append(none)
-    return known[0]
-
-
-def draw(case: form.Case) -> None:
-    """Draw the answer to one case."""
     answers, found = _answers(case)
+    said = _headline(answers)
+    if answers:
+        st.subheader(said, anchor=False)
     if len(answers) == 1:
-        st.subheader(headline(answers[0].plan), anchor="answer")
-    elif answers:
-        gpus = sum(each.plan.cost.gpus for each in answers)
-        st.subheader(f"{gpus} GPUs, pools of its own for each class", anchor="answer")
+        _draw_figures(answers[0])
+    compared()
     _today(case, {each.class_name: each.plan for each in answers})
     if found is not None and found.own:
         st.html(kit(*choice_sections(found)))
     if len(answers) == 1:
-        _draw(answers[0])
+        _draw_tabs(answers[0])
     elif answers:
         *tabs, together = st.tabs([*(f"Pools of {each.class_name}" for each in answers), ALL])
-        with together:
-            draw_questions(Subject(case, "", case.scenario(), gpus))
         for each, tab in zip(answers, tabs, strict=True):
             with tab:
                 st.markdown(f"#### {headline(each.plan)}")
-                _draw(each)
+                _draw_figures(each)
+                _draw_tabs(each)
+        with together:
+            gpus = sum(each.plan.cost.gpus for each in answers)
+            subject = Subject(case, "", case.scenario(), gpus)
+            for question, tab in zip(QUESTIONS, st.tabs([*QUESTIONS]), strict=True):
+                with tab:
+                    draw_question(question, subject)
+    return said.rpartition(": ")[2]
 
 
-def _draw(answer: ShownPlan) -> None:
-    found = answer.plan
-    st.markdown(f"**{layout_of(found)}**: {_binds(found)}")
+def _headline(answers: Sequence[ShownPlan]) -> str:
+    if not answers:
+        return "No plan"
+    if len(answers) == 1:
+        return headline(answers[0].plan)
+    gpus = sum(each.plan.cost.gpus for each in answers)
+    return f"{gpus} GPUs, pools of its own for each class"
+
+
+def _draw_figures(answer: ShownPlan) -> None:
+    st.markdown(f"**{layout_of(answer.plan)}**: {_binds(answer.plan)}")
     _tiles(answer)
-    pools = layout_table(found.pools, found.prediction)
-    st.html(kit(Section("", (layout_grid(found),)), pools))
-    st.html(kit(latency_table(found.prediction, found.promises)))
-    _downloads(answer)
-    _other_stacks(answer)
-    _distributions(answer)
-    draw_questions(Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus))
-    with st.expander("Assumptions, errors and sources"):
+
+
+def _draw_tabs(answer: ShownPlan) -> None:
+    """Draw what stands behind a plan, its files, and a tab for each further question."""
+    found = answer.plan
+    subject = Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus)
+    latency, layout, *asked, files, evidence = st.tabs(
+        ["Latency", "Layout", *QUESTIONS, "Files", "Evidence"]
+    )
+    with layout:
+        pools = layout_table(found.pools, found.prediction)
+        st.html(kit(Section("", (layout_grid(found),)), pools))
+    with files:
+        _downloads(answer)
+        _other_stacks(answer)
+    with evidence:
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
+    with latency:
+        st.html(kit(latency_table(found.prediction, found.promises)))
+        _distributions(answer)
+    for question, tab in zip(QUESTIONS, asked, strict=True):
+        with tab:
+            draw_question(question, subject)
 
 
 def _today(case: form.Case, plans: Mapping[str, Plan]) -> None:
@@ -166,47 +182,49 @@ def _predicted(case: form.Case) -> PoolPrediction:
     return predict(case.scenario(), **case.today)
 
 
-def side_by_side(cases: Sequence[tuple[str, form.Case]]) -> None:
-    """Draw the figures of several plans in columns."""
-    for (name, case), column in zip(cases, st.columns(len(cases)), strict=True):
-        with column, st.container(border=True):
-            st.markdown(f"**{name}**")
-            for each in _answers(case)[0]:
-                found = each.plan
-                own = f"Pools of {each.class_name}: " if each.class_name else ""
-                st.markdown(own + headline(found))
-                rows = [("layout", layout_of(found)), ("then binds", found.headroom.binds)]
-                rows += [(tile.name, tile.value) for tile in plan_tiles(found)]
-                st.html(kit(Section("", (FactTable(tuple(rows)),))))
-
-
 def _answers(case: form.Case) -> tuple[list[ShownPlan], ClassPlans | None]:
     so_far = st.empty()
 
     def told(found: Configuration) -> None:
         kinds = " and ".join(f"{gpus} {kind}" for kind, gpus in found.gpus_by_kind.items())
         so_far.markdown(
-            f"### {kinds} hold the limits\n`{found}`, so far: fewer are looked for, and the figures"
-            " follow"
+            f"### {kinds} hold the limits\n{form.in_words(f'{found}')}, so far: fewer are looked"
+            " for, and the figures follow"
         )
 
     try:
         with st.spinner("Searching layouts; each is simulated", show_time=True):
             found = planned(case, told)
     except MiniclusterError as error:
-        st.error(str(error))
+        st.error(form.in_words(str(error)).replace("$", r"\$"))
         return [], None
     so_far.empty()
     if not isinstance(found, NoPlan):
         return [ShownPlan(case, name, each) for name, each in found.chosen.items()], found
-    none = found.infeasible
-    st.error(f"**No plan**: {none.reason}")
-    rows = [("What binds", none.binds)]
-    if none.nearest:
-        rows.append(("Nearest miss", f"{none.nearest} ({none.nearest_gpus} GPUs)"))
-    rows += [("Missed by", none.missed_by), ("To change", none.way_out)]
-    st.html(kit(Section("", (FactTable(tuple(rows)),))))
+    _draw_none(found.infeasible)
     return [], None
+
+
+def _draw_none(none: Infeasible) -> None:
+    """Say why there is no plan, and offer to plan with as many GPUs as the nearest miss has."""
+    st.error(f"**No plan**: {form.in_words(none.reason)}".replace("$", r"\$"))
+    rows = []
+    if none.nearest:
+        rows.append(("Nearest miss", f"{form.in_words(none.nearest)} ({none.nearest_gpus} GPUs)"))
+    rows += [("Missed by", none.missed_by), ("To change", none.way_out)]
+    shown = tuple((name, form.in_words(said)) for name, said in rows)
+    st.html(kit(Section("", (FactTable(shown),))))
+    if none.binds == "max_gpus" and none.nearest_gpus:
+        st.button(
+            f"Plan with {none.nearest_gpus} GPUs",
+            on_click=_allow_gpus,
+            args=(none.nearest_gpus,),
+        )
+
+
+def _allow_gpus(gpus: int) -> None:
+    st.session_state["cluster.max_gpus"] = f"{gpus}"
+    st.session_state["press"]()
 
 
 def _binds(found: Plan) -> str:
@@ -232,10 +250,10 @@ def _tiles(answer: ShownPlan) -> None:
     found = answer.plan
     nodes = found.cost.nodes
     below = f"on {nodes} node{'' if nodes == 1 else 's'}"
-    tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=below), *plan_tiles(found)]
-    with st.container(horizontal=True, gap="small"):
+    tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=below), *plan_tiles(priced(found))]
+    with st.container(key=f"tiles{answer.class_name}"):
         for tile in tiles:
-            with st.container(width=TILE_WIDTH, gap=None):
+            with st.container(gap=None):
                 st.html(f'<div class="kit">{render_tiles([tile])}</div>')
                 with st.popover(f"{tile.name}: how?", type="tertiary"):
                     st.html(kit(*_terms(answer, tile.name)))
@@ -289,17 +307,13 @@ def _downloads(answer: ShownPlan) -> None:
         "Plan (JSON)", to_json(found), f"{name}-plan.json", key=f"{own}:plan-file", width="stretch"
     )
     report.download_button(
-        "Report (HTML, zip)",
-        lambda: _report(found),
-        f"{name}-report.zip",
+        "Report (HTML)",
+        lambda: render(plan_page(found, alternatives=False)),
+        f"{name}.html",
         key=f"{own}:report-file",
         width="stretch",
-        help="The page of `sizing plan --html`; it is made when you ask for it, in 10 seconds",
+        help="One file to pass on: the page of `sizing plan --html`, without its alternatives",
     )
-
-
-def _report(found: Plan) -> bytes:
-    return _zipped({"plan.html": render(plan_page(found)), SCRIPT: plotly_script().read_text()})
 
 
 def _other_stacks(answer: ShownPlan) -> None:

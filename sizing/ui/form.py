@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIRST = "llama-3.1-8b-h100"
 """Scenario that the page begins with."""
 MOST_CASES = 4
-"""Scenarios side by side."""
+"""Scenarios of an address: the one that is answered, and those kept beside it."""
 DROPPED = "dropped:"
 """Begins the model of a `config.json` that was dropped in; its key in `Case.configs` follows."""
 MODEL = "model.id"
@@ -43,7 +43,8 @@ PRESET = "cluster.preset"
 CLASSES = "workload.classes"
 """Field that is not drawn: how many classes of requests there are; empty: the load has none."""
 MOST_CLASSES = 6
-RUNNING, TRAFFIC = "What I run today", "Traffic, from a log"
+RUNNING, TRAFFIC = "What I run today", "Users, or traffic from a log"
+MODEL_FILE = "A model that is not listed"
 """Groups that a file fills."""
 TODAY = {"mixed": "Mixed pool", "prefill": "Prefill pool", "decode": "Decode pool"}
 """Labels of the pools that run today, by role; their keys are `today.ROLE`, of no scenario."""
@@ -78,15 +79,18 @@ class FieldGroup:
     folded: bool = False
 
 
-LOAD = {
+PLAIN_LOAD = {
     "requests_per_s": "Requests/s",
-    "users": "Users, if no rate",
-    "think_s": "Think time, seconds",
+    "prefix_tokens": "Cached tokens",
     "input_tokens": "Prompt tokens",
     "output_tokens": "Answer tokens",
-    "lengths": "Lengths from a log",
-    "prefix_tokens": "Cached tokens",
 }
+FROM_USERS = {
+    "users": "Users, if no rate",
+    "think_s": "Think time, seconds",
+    "lengths": "Lengths from a log",
+}
+LOAD = PLAIN_LOAD | FROM_USERS
 """Labels of the load's fields, which each class of requests has as well."""
 LIMITS = {
     "slo.ttft_s": "TTFT, seconds",
@@ -95,10 +99,8 @@ LIMITS = {
     "slo.e2e_s": "End to end, seconds",
 }
 LABELS: dict[str, dict[str, str]] = {
-    "GPUs": {
+    "Cluster and budgets": {
         PRESET: "Cluster and fabric",
-        "cluster.gpu": "GPU",
-        "cluster.max_gpus": "GPUs at most",
         "cluster.gpus_per_node": "GPUs per node",
         "cluster.price_usd_per_gpu_hour": "$ per GPU and hour",
         "cost.prices": "Prices",
@@ -106,6 +108,8 @@ LABELS: dict[str, dict[str, str]] = {
         "cost.max_power_w": "Watts at most",
     },
     "Engine and search": {
+        "engine.name": "Engine",
+        "engine.version": "Engine version",
         "model.weight_dtype": "Weights",
         "model.kv_dtype": "KV cache",
         "engine.max_num_seqs": "Sequences at most",
@@ -129,20 +133,23 @@ LABELS: dict[str, dict[str, str]] = {
         "engine.speculative_tokens": "Drafts a step",
         "engine.mean_accepted_tokens": "Drafts accepted",
         "workload.lora_adapters": "LoRA adapters",
-        "workload.lora_popularity_exponent": "Popularity, power",
+        "workload.lora_popularity_exponent": "Popularity exponent",
         "engine.max_loras": "Adapters a batch",
         "engine.max_lora_rank": "Adapter rank",
         "engine.max_cpu_loras": "Adapters in memory",
         "engine.lora_target_modules": "Adapted modules",
     },
-    "Experts": {
+    "Experts of an MoE model": {
         "engine.redundant_experts": "Copies of experts",
         "engine.all_to_all": "All to all",
-        "engine.two_batch_overlap": "Two halves a step",
+        "engine.two_batch_overlap": "Two-batch overlap",
     },
 }
 """Groups of fields, and labels by key; other keys of the schema are in `OTHERS`, by their names."""
-OTHERS = "Other keys"
+GPUS = {"cluster.gpu": "GPU", "cluster.max_gpus": "GPUs at most"}
+OTHERS = "Other settings"
+POOL = re.compile(r"--(mixed|prefill|decode) (\d+x\S+)")
+"""A pool as an option of `sizing predict`."""
 LEFT_OUT = ("workload.trace", CLASSES)
 """Keys without a field of their own: a trace is a file of the server."""
 
@@ -153,6 +160,7 @@ def _choices(key: str) -> tuple[str, ...]:
     gpus = (name for name, entry in catalog.gpus().items() if entry.spec.kind != "cpu")
     known = {
         MODEL: tuple(catalog.models()),
+        "engine.name": tuple(dict.fromkeys(engine.name for engine in catalog.engines())),
         "slo.percentile": PERCENTILES[1:],
         PRESET: tuple(presets()),
         "cluster.gpu": tuple(gpus),
@@ -172,15 +180,18 @@ def groups(classes: int = 0) -> tuple[FieldGroup, ...]:
     """Return all fields for a load of so many *classes*, in the order of the page."""
     today = {f"today.{role}": label for role, label in TODAY.items()}
     limits = {**LIMITS, "slo.percentile": "Percentile"}
-    labels: dict[str, dict[str, str]] = {RUNNING: today, "Model": {MODEL: "Model"}}
+    labels: dict[str, dict[str, str]] = {"Model": {MODEL: "Model"}}
     if not classes:
-        labels |= {"Load": {f"workload.{key}": label for key, label in LOAD.items()}, TRAFFIC: {}}
+        labels["Load"] = {f"workload.{key}": label for key, label in PLAIN_LOAD.items()}
     for at in range(classes):
         own = {"name": "Name", **LOAD, **LIMITS}
         labels[f"Requests of class {at + 1}"] = {
             f"{CLASSES}.{at}.{key}": label for key, label in own.items()
         }
     labels["Latency limits of every class" if classes else "Latency limits"] = limits
+    labels |= {"GPUs": GPUS, MODEL_FILE: {}, RUNNING: today}
+    if not classes:
+        labels[TRAFFIC] = {f"workload.{key}": label for key, label in FROM_USERS.items()}
     labels |= LABELS
     labelled = {key for labels_of in (*labels.values(), limits) for key in labels_of}
     labels[OTHERS] = {
@@ -548,6 +559,40 @@ def beside(error: InputError) -> str:
         found = f"{written(error.value)} cannot be used"
     way_out = f" ({error.way_out})" if error.way_out else ""
     return f"{found}: expected {error.expectation}{way_out}"
+
+
+@cache
+def _words() -> Mapping[str, str]:
+    """Return the label of each key of a scenario, the longest key first."""
+    labels = {field.key: field.label for field in fields()}
+    return {key: labels[key] for key in sorted(labels, key=len, reverse=True)}
+
+
+def label_of(key: str, classes: int = 0) -> str:
+    """Return the words above a field; empty where the page has none of that key."""
+    return next((field.label for field in fields(classes) if field.key == key), "")
+
+
+def in_words(text: str) -> str:
+    """Return what a command says as the page says it: labels for keys, pools without options."""
+    text = POOL.sub(r"\2 \1", text).replace("--set ", "")
+    for key, label in _words().items():
+        text = re.sub(rf"`?\b{re.escape(key)}\b`?", f'"{label}"', text)
+    return text
+
+
+def changed_labels(before: Case, after: Case) -> list[str]:
+    """Return in words what differs between two cases."""
+    if before.base != after.base:
+        return [f"Start from {after.base}"]
+    old, new = before.texts(), after.texts()
+    classes = max(class_count(old), class_count(new))
+    changed = [
+        f"{field.label} {old.get(field.key) or 'none'} → {new.get(field.key) or 'none'}"
+        for field in fields(classes)
+        if old.get(field.key, "") != new.get(field.key, "")
+    ]
+    return changed or (["the files that were read"] if before != after else [])
 
 
 def scenario_file(asked: Scenario, config: str) -> str:

@@ -51,31 +51,37 @@ class Subject:
     gpus: int = field(compare=False)
 
 
-def draw_questions(about: Subject) -> None:
-    """Offer what takes longer, each by a button; what was asked stays."""
-    st.markdown("**Further questions**, each a search of its own")
-    inputs = about.inputs
+def draw_question(name: str, about: Subject) -> None:
+    """Draw the tab of a question: what it asks and takes, a button, and then the answer."""
+    QUESTIONS[name](about)
+
+
+def _sizes_question(about: Subject) -> None:
     counts = sorted({max(1, round(about.gpus * share)) for share in SHARES})
-    questions: tuple[tuple[str, str, Ask], ...] = (
-        (
-            "What do other numbers of GPUs carry?",
-            "The highest rate within the limits, a few seconds",
-            lambda progress: capacity(inputs, counts, progress=progress),
-        ),
-        (
-            "When does splitting prefill and decode pay?",
-            "Lengths of prompts over answers, and the speed of the link: about half a minute",
-            lambda progress: split_map(inputs, progress=progress),
-        ),
-        (
-            "What does each decision cost?",
-            "Router, percentile, confidence, precision and more: about two minutes",
-            lambda progress: decisions(inputs, progress=progress),
-        ),
+    _question(
+        about,
+        "What do other numbers of GPUs carry?",
+        "The highest rate within the limits: a few seconds",
+        lambda progress: capacity(about.inputs, counts, progress=progress),
     )
-    for question, takes, ask in questions:
-        _question(about, question, takes, ask)
-    _day_question(about)
+
+
+def _split_question(about: Subject) -> None:
+    _question(
+        about,
+        "When does splitting prefill and decode pay?",
+        "Lengths of prompts over answers, and the speed of the link: about half a minute",
+        lambda progress: split_map(about.inputs, progress=progress),
+    )
+
+
+def _decisions_question(about: Subject) -> None:
+    _question(
+        about,
+        "What does each decision cost?",
+        "Router, percentile, confidence, precision and more: about two minutes",
+        lambda progress: decisions(about.inputs, progress=progress),
+    )
 
 
 def _day_question(about: Subject) -> None:
@@ -97,7 +103,7 @@ def _day_question(about: Subject) -> None:
         return day(inputs, profile, DayOptions(cold_start_s=COLD_START_S), progress=progress)
 
     question = "How many GPU-hours does autoscaling save over a day?"
-    takes = f"With cold starts of {COLD_START_S:.0f} s: `sizing day`"
+    takes = f"Static pools against autoscaled ones, with cold starts of {COLD_START_S:.0f} s"
     _question(about, question, takes, ask, of="" if file is None else file.file_id)
 
 
@@ -112,14 +118,10 @@ def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = 
     asked: set[tuple[Subject, str]] = st.session_state.setdefault("asked", set())
     key = about, question + of
     if key not in asked:
-        st.button(
-            question,
-            key=f"{about.class_name}:{question}",
-            help=takes,
-            on_click=asked.add,
-            args=(key,),
-        )
+        st.caption(takes)
+        st.button(question, key=f"{about.class_name}:{question}", on_click=asked.add, args=(key,))
         return
+    st.markdown(f"**{question}**")
     if key not in answers:
         bar = st.progress(0.0, question)
 
@@ -140,3 +142,12 @@ def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = 
                 chart(figure, about.class_name)
         else:
             st.html(kit(part))
+
+
+QUESTIONS = {
+    "Other sizes": _sizes_question,
+    "Splitting": _split_question,
+    "Decisions": _decisions_question,
+    "A day": _day_question,
+}
+"""What draws a question, by the name of its tab."""

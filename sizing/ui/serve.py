@@ -23,10 +23,11 @@ QUIET = {
 """Options of Streamlit: nothing is sent or asked of the internet."""
 
 START = (
-    "import sizing.ui.answer, sizing.ui.dropped;"
+    "import sizing.ui.dropped; from sizing.ui.answer import warm;"
+    " from threading import Thread; Thread(target=warm, daemon=True).start();"
     " from streamlit.web.cli import main; main(prog_name='streamlit')"
 )
-"""Streamlit's command; what the page imports is there before the first browser asks for it."""
+"""Streamlit's command; the first answer is on its way before a browser asks for it."""
 
 
 def serve(host: str, port: int) -> NoReturn:

@@ -15,7 +15,7 @@ from minicluster.pages.write import render_parts
 if TYPE_CHECKING:
     from minicluster.pages.figure import Figure
 
-CHART_HEIGHT = 340
+CHART_HEIGHT = 300
 """Pixels."""
 CSS = (Path(minicluster.pages.__file__).parent / "page.css").read_text(encoding="utf-8")
 OWN = """
@@ -23,27 +23,52 @@ OWN = """
 h1 { font-size: 2rem !important; padding-top: 0 !important; }
 .kit { background: none; }
 .kit .tiles { margin: 0; grid-template-columns: 1fr; }
-.kit .tile { min-height: 92px; }
-.kit section {
-  padding: 10px 0; margin: 0; border: 0; border-radius: 0; background: none; overflow-x: auto;
-  animation: hidden-right linear; animation-timeline: scroll(self inline);
+.kit .tile { min-height: 92px; padding: 8px 10px; }
+[class*=st-key-tiles] {
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(106px, 1fr)); gap: 4px 8px;
 }
+[class*=st-key-tiles] > * { width: auto; min-width: 0; }
+[class*=st-key-tiles] button p { font-size: 12px; white-space: nowrap; }
+[class*=st-key-tiles] button { min-height: 0; padding: 2px 0; }
+.kit section { padding: 8px 0; margin: 0; border: 0; border-radius: 0; background: none; }
 .kit td, .kit th { padding: 4px 7px; font-size: 13px; }
-.kit { container-type: inline-size; }
 [data-testid=stPopoverBody] .kit { width: min(640px, 78vw); }
-@keyframes hidden-right { from { box-shadow: inset -12px 0 8px -8px #8888; } }
-@container (width < 420px) { .kit td, .kit th { padding: 4px 3px; font-size: 12px; } }
-@container (width < 300px) {
-  .kit .facts :is(th, td) { display: block; width: auto; }
-  .kit .facts th { border: 0; padding-bottom: 0; }
-}
 .kit th { white-space: pre-line; }
 .kit.today td { white-space: normal; }
 .kit.said h2 { display: none; }
 .kit.said section { padding: 0; }
 .kit.said p { font-size: 14px; margin: 2px 0; overflow-wrap: anywhere; }
-[data-testid=stForm] [data-testid=stColumn] { min-width: 0; }
+.st-key-fields [data-testid=stColumn] { min-width: 0; }
+.st-key-bar { background: var(--st-background-color); z-index: 9; }
+.st-key-bar [data-testid=stMarkdown] p {
+  font-size: 14px; min-height: 3em; max-height: 6em; overflow-y: auto; overflow-wrap: anywhere;
+}
+@media (min-width: 641px) {
+  [class*=st-key-tiles] { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }
+  .st-key-sides > * > * > [data-testid=stColumn]:first-child {
+    position: sticky; top: 1rem; align-self: flex-start;
+  }
+  .st-key-fields { max-height: calc(100vh - 10.5rem); overflow-y: auto; padding-right: 12px; }
+  .st-key-bar a { display: none; }
+}
+@media (max-width: 640px) {
+  .st-key-fields, .st-key-answer { gap: 0.6rem; }
+  .st-key-fields [data-testid=stExpander] summary { padding: 6px 12px; min-height: 0; }
+  .kit .tile b { font-size: 16px; }
+  .kit .tile { font-size: 13px; }
+  .stMainBlockContainer { padding: 1.2rem 1rem 9rem; }
+  .st-key-sides > * > [data-testid=stHorizontalBlock] { flex-direction: column-reverse; }
+  .st-key-bar {
+    position: fixed; bottom: 0; left: 0; right: 0; width: auto; padding: 6px 16px 10px;
+    border-top: 1px solid #8886;
+  }
+}
 """
+STALE = """
+.st-key-answer { opacity: 0.55; }
+.st-key-answer [data-testid=stDownloadButton] { display: none; }
+"""
+"""Rules of an answer to what the fields said before: pale, and without downloads."""
 STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN
 """Rules of page.css for everything inside an element of class `kit`, and for nothing else."""
 
@@ -82,15 +107,14 @@ def chart(figure: Figure, class_name: str) -> None:
     colours = palette(dark=st.context.theme.type == "dark")
     shared = {
         "height": CHART_HEIGHT,
-        "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the toolbar stands above
-        "legend": {"orientation": "h", "x": 0, "y": -0.42, "yanchor": "top"},
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "showlegend": len(figure.traces) > 1,
     }
     drawn = {"data": list(figure.traces), "layout": {**shared, **figure.layout}}
     st.plotly_chart(
         coloured(drawn, colours),
         key=f"{class_name}:{figure.title}",
-        config={"displaylogo": False},
+        config={"displayModeBar": False},
         alt=figure.caption,
     )
-    st.caption(figure.caption)
