@@ -17,7 +17,6 @@ from minicluster.plan import Plan, to_json
 from sizing.planner.explanation import explain_plan
 from sizing.planner.plan import ClassPlans, NoPlan
 from sizing.planner.predict import predict, prediction_runs
-from sizing.planner.studies.result import layout_of
 from sizing.report.acceptance import acceptance, acceptance_files, acceptance_page
 from sizing.report.plan_charts import latency_figures, layout_grid
 from sizing.report.plan_page import plan_page, plan_tiles
@@ -89,7 +88,7 @@ def warm() -> None:
 
 def draw(case: form.Case, compared: Callable[[], None]) -> str:
     """
-    Draw the answer to one case, and return it in a few words: GPUs and nodes.
+    Draw the answer to one case, and return it in a few words; empty: there is no plan.
 
     Args:
         compared: draws what stands beside the answer, below its figures.
@@ -97,7 +96,7 @@ def draw(case: form.Case, compared: Callable[[], None]) -> str:
     answers, found = _answers(case)
     said = _headline(answers)
     if answers:
-        st.subheader(said, anchor=False)
+        st.subheader(said, anchor="answer")
     if len(answers) == 1:
         _draw_figures(answers[0])
     compared()
@@ -124,7 +123,7 @@ def draw(case: form.Case, compared: Callable[[], None]) -> str:
 
 def _headline(answers: Sequence[ShownPlan]) -> str:
     if not answers:
-        return "No plan"
+        return ""
     if len(answers) == 1:
         return headline(answers[0].plan)
     gpus = sum(each.plan.cost.gpus for each in answers)
@@ -132,16 +131,20 @@ def _headline(answers: Sequence[ShownPlan]) -> str:
 
 
 def _draw_figures(answer: ShownPlan) -> None:
-    st.markdown(f"**{layout_of(answer.plan)}**: {_binds(answer.plan)}")
+    pools = " + ".join(
+        f"{pool.replicas} x {pool.slicing} {pool.role}" for pool in answer.plan.pools
+    )
+    st.markdown(f"**{pools}**: {_binds(answer.plan)}")
     _tiles(answer)
 
 
 def _draw_tabs(answer: ShownPlan) -> None:
     """Draw what stands behind a plan, its files, and a tab for each further question."""
     found = answer.plan
-    subject = Subject(answer.case, answer.class_name, found.inputs, found.cost.gpus)
-    latency, layout, *asked, files, evidence = st.tabs(
-        ["Latency", "Layout", *QUESTIONS, "Files", "Evidence"]
+    inputs = priced(found).inputs
+    subject = Subject(answer.case, answer.class_name, inputs, found.cost.gpus)
+    latency, charts, layout, *asked, files, evidence = st.tabs(
+        ["Latency", "Charts", "Layout", *QUESTIONS, "Files", "Evidence"]
     )
     with layout:
         pools = layout_table(found.pools, found.prediction)
@@ -153,10 +156,11 @@ def _draw_tabs(answer: ShownPlan) -> None:
         st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
     with latency:
         st.html(kit(latency_table(found.prediction, found.promises)))
-        _distributions(answer)
     for question, tab in zip(QUESTIONS, asked, strict=True):
         with tab:
             draw_question(question, subject)
+    with charts:
+        _distributions(answer)
 
 
 def _today(case: form.Case, plans: Mapping[str, Plan]) -> None:

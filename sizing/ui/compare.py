@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import streamlit as st
@@ -44,7 +45,7 @@ def _engines() -> dict[str, dict[str, str]]:
     return {
         f"{engine.name} {engine.version}": {
             "engine.name": engine.name,
-            "engine.version": engine.version,
+            "engine.version": json.dumps(engine.version),
         }
         for engine in catalog.engines()
     }
@@ -57,21 +58,19 @@ def draw(case: form.Case, kept: list[form.Case]) -> None:
     Args:
         kept: cases kept before; "Keep this answer" adds *case*.
     """
-    gpus, engines, keep = st.columns([4, 4, 3], vertical_alignment="bottom")
+    with st.container(key="ticks"):
+        gpus, engines = st.columns(2, wrap=False)
     own = case.scenario()
     ticked_gpus = gpus.multiselect(
-        "Compare with GPUs",
+        "Other GPUs",
         [name for name in _gpus() if name != own.gpu.name],
         key=GPUS,
-        placeholder="tick several",
+        placeholder="compare",
     )
     names = [name for name in _engines() if name != f"{own.engine.name} {own.engine.version}"]
-    ticked_engines = engines.multiselect(
-        "Compare with engines", names, key=ENGINES, placeholder="tick several"
-    )
-    keep.button(
-        "Keep this answer",
-        width="stretch",
+    ticked_engines = engines.multiselect("Other engines", names, key=ENGINES, placeholder="compare")
+    st.button(
+        "Keep this answer to compare",
         disabled=case in kept or len(kept) >= form.MOST_CASES - 1,
         on_click=kept.append,
         args=(case,),
@@ -85,7 +84,7 @@ def draw(case: form.Case, kept: list[form.Case]) -> None:
     if others:
         _table({"this answer": case} | others)
     if kept:
-        st.button("Forget the kept answers", type="tertiary", on_click=kept.clear)
+        st.button("Forget the kept answers", on_click=kept.clear)
 
 
 def _changed(case: form.Case, texts: Mapping[str, str]) -> form.Case:
@@ -101,7 +100,8 @@ def _table(cases: Mapping[str, form.Case]) -> None:
         bar.progress(number / len(cases), f"Planning {name}")
         found = _figures(case)
         if isinstance(found, str):
-            rows.append((name, "", Cell(f"no plan: {found}", "bad"), *[""] * 5))
+            rows.append((name, "", Cell("no plan", "bad"), *[""] * 5))
+            notes[f"{name}: {found}"] = None
         else:
             first = first or found
             rows.append((name, *_cells(found), "" if found is first else _difference(first, found)))

@@ -150,6 +150,7 @@ GPUS = {"cluster.gpu": "GPU", "cluster.max_gpus": "GPUs at most"}
 OTHERS = "Other settings"
 POOL = re.compile(r"--(mixed|prefill|decode) (\d+x\S+)")
 """A pool as an option of `sizing predict`."""
+QUOTED = "\N{LEFT DOUBLE QUOTATION MARK}{}\N{RIGHT DOUBLE QUOTATION MARK}"
 LEFT_OUT = ("workload.trace", CLASSES)
 """Keys without a field of their own: a trace is a file of the server."""
 
@@ -577,7 +578,7 @@ def in_words(text: str) -> str:
     """Return what a command says as the page says it: labels for keys, pools without options."""
     text = POOL.sub(r"\2 \1", text).replace("--set ", "")
     for key, label in _words().items():
-        text = re.sub(rf"`?\b{re.escape(key)}\b`?", f'"{label}"', text)
+        text = re.sub(rf"`?\b{re.escape(key)}\b`?", QUOTED.format(label), text)
     return text
 
 

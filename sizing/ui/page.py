@@ -10,8 +10,8 @@ import streamlit as st
 from minicluster.errors import InputError
 from sizing.planner.plan import budgets
 from sizing.ui import answer, compare, dropped, form
-from sizing.ui.plans import search_seconds
-from sizing.ui.style import STALE, STYLE, lines
+from sizing.ui.plans import is_quick
+from sizing.ui.style import ENTER, STALE, STYLE, lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CASE, KEPT, SAID, PRESSED = "case", "kept", "said", "pressed"
 # The names of files, which are those of the uploaders, and of texts.
 CONFIG, DEPLOYMENT, COMMAND, LOG, RATIO = "file", "deployment", "command", "log", "ratio"
-QUICK_S = 2.0  # a change is planned at once where the plan before took no longer
+FILES = {form.MODEL_FILE: (CONFIG,), form.RUNNING: (DEPLOYMENT, COMMAND), form.TRAFFIC: (LOG,)}
 
 
 def main() -> None:
@@ -31,24 +31,26 @@ def main() -> None:
         page_title="sizing", layout="wide", initial_sidebar_state="collapsed", menu_items={}
     )
     st.html(f"<style>{STYLE}</style>")
+    st.html(f"<script>{ENTER}</script>", unsafe_allow_javascript=True)
     st.title("Size an inference cluster", anchor=False)
     state: Any = st.session_state
     if CASE not in state:
         _begin(state)
     typed = _typed(state)
     errors = _errors(state, typed)
-    if not errors and search_seconds(state[CASE]) < QUICK_S:
+    if not errors and is_quick(state[CASE]):
         state[CASE] = typed
     with st.container(key="sides"):
         asked, answer_side = st.columns([3, 7], gap="large")
     with asked:
         with st.container(key="fields"):
+            st.html('<div id="fields"></div>')
             _form(state, errors)
         with st.container(key="bar"):
             status = st.empty()
             st.button("Plan", key="plan", type="primary", width="stretch", on_click=_press)
     state["stood"] = _texts(state)
-    with answer_side, st.container(key="answer"):
+    with answer_side:
         _answer(state, typed, errors, status)
     _say_address(state)
 
@@ -122,8 +124,8 @@ def _form(state: Any, errors: Mapping[str, str]) -> None:  # noqa: ANN401
 
 def _group(state: Any, group: form.FieldGroup, errors: Mapping[str, str]) -> None:  # noqa: ANN401
     notes = form.NOTES.get(group.title, "")
-    files = {form.RUNNING: {DEPLOYMENT}, form.TRAFFIC: {LOG}, form.MODEL_FILE: {CONFIG}}
-    places = {*(field.key for field in group.fields), *files.get(group.title, ())}
+    files = FILES.get(group.title, ())
+    places = {*(field.key for field in group.fields), *files}
     is_open = any(place in errors for place in places) or bool(notes and state[notes])
     with st.expander(group.title, expanded=is_open) if group.folded else st.container():
         if not group.folded and len(group.fields) > 1:
@@ -141,7 +143,7 @@ def _group(state: Any, group: form.FieldGroup, errors: Mapping[str, str]) -> Non
                 args=(CONFIG, _take_config),
                 help="The config.json of a model on Hugging Face; weights are not needed",
             )
-        for place in files.get(group.title, ()):
+        for place in files:
             _say(errors, place)
         if notes and state[notes]:
             st.html(lines(state[notes]))
@@ -172,7 +174,7 @@ def _deployment_fields() -> None:
         key=COMMAND,
         placeholder="# 4 replicas\nvllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2",
         on_change=_take,
-        args=(DEPLOYMENT, _take_command),
+        args=(COMMAND, _take_command),
         help="It fills the fields; a comment `N replicas` above a command says how often it runs",
     )
 
@@ -248,8 +250,17 @@ def _shown_choice(value: str) -> str:
 
 
 def _start_from() -> None:
-    _fill(st.session_state, form.Case(base=st.session_state["base"]))
-    st.session_state[SAID] = {}
+    """Fill the fields; files that are still there say again what they say."""
+    state: Any = st.session_state
+    _fill(state, form.Case(base=state["base"]))
+    state[SAID] = {}
+    for place, read in (
+        (CONFIG, _take_config),
+        (DEPLOYMENT, _take_deployment),
+        (COMMAND, _take_command),
+        (LOG, _take_traffic),
+    ):
+        _take(place, read)
 
 
 def _choose_cluster() -> None:
@@ -331,9 +342,11 @@ def _answer(state: Any, typed: form.Case, errors: Mapping[str, str], status: Any
         st.html(f"<style>{STALE}</style>")
         what = "What stands in red is not planned" if errors else f"Changed: {', '.join(changed)}"
         st.warning(f"{what}. Below is the answer to what was planned before.")
-    found = answer.draw(state[CASE], lambda: compare.draw(state[CASE], state[KEPT]))
+    with st.container(key="answer"):
+        found = answer.draw(state[CASE], lambda: compare.draw(state[CASE], state[KEPT]))
     if not changed and not errors:
-        _tell(status, "green", f"**{found}**. This is the answer to the fields.")
+        colour, what = ("green", found) if found else ("red", "No plan")
+        _tell(status, colour, f"**{what}**. This is the answer to the fields.")
     if state[PRESSED]:
         to_top = "document.querySelector('[data-testid=stMain]').scrollTo(0, 0)"
         script = f"<script>/* {state[PRESSED]} */ {to_top}</script>"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sizing.planner.search import Told
     from sizing.ui.form import Case
 
+QUICK_S = 2.0
+
 
 @dataclass(slots=True)
 class _Answered:
@@ -53,9 +55,9 @@ def planned(case: Case, told: Told | None = None) -> ClassPlans | NoPlan:
         return known.plans
 
 
-def search_seconds(case: Case) -> float:
-    """Return how long the search for a case took; infinite before it."""
-    return _answered(case).took_s
+def is_quick(case: Case) -> bool:
+    """Say whether a change of a case is planned at once: the search for it took no longer."""
+    return _answered(case).took_s < QUICK_S
 
 
 def priced(plan: Plan) -> Plan:

@@ -20,7 +20,7 @@ from sizing.planner.studies.day import Day, DayOptions, day
 from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.split_map import split_map
 from sizing.ui.dropped import as_file
-from sizing.ui.form import Case
+from sizing.ui.form import Case, in_words
 from sizing.ui.style import chart, kit
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = 
             answers[key] = ask(progress)
         except MiniclusterError as error:
             asked.discard(key)
-            st.error(str(error))
+            st.error(in_words(str(error)))
             return
         finally:
             bar.empty()
@@ -141,7 +141,7 @@ def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = 
             for figure in part.figures:
                 chart(figure, about.class_name)
         else:
-            st.html(kit(part))
+            st.html(in_words(kit(part)))
 
 
 QUESTIONS = {

@@ -34,12 +34,13 @@ h1 { font-size: 2rem !important; padding-top: 0 !important; }
 .kit td, .kit th { padding: 4px 7px; font-size: 13px; }
 [data-testid=stPopoverBody] .kit { width: min(640px, 78vw); }
 .kit th { white-space: pre-line; }
+.kit p { font-size: 14px; }
 .kit.today td { white-space: normal; }
 .kit.said h2 { display: none; }
 .kit.said section { padding: 0; }
 .kit.said p { font-size: 14px; margin: 2px 0; overflow-wrap: anywhere; }
-.st-key-fields [data-testid=stColumn] { min-width: 0; }
-.st-key-bar { background: var(--st-background-color); z-index: 9; }
+:is(.st-key-fields, .st-key-ticks) [data-testid=stColumn] { min-width: 0; }
+.st-key-bar { background: Canvas; z-index: 9; }
 .st-key-bar [data-testid=stMarkdown] p {
   font-size: 14px; min-height: 3em; max-height: 6em; overflow-y: auto; overflow-wrap: anywhere;
 }
@@ -48,13 +49,15 @@ h1 { font-size: 2rem !important; padding-top: 0 !important; }
   .st-key-sides > * > * > [data-testid=stColumn]:first-child {
     position: sticky; top: 1rem; align-self: flex-start;
   }
-  .st-key-fields { max-height: calc(100vh - 10.5rem); overflow-y: auto; padding-right: 12px; }
+  .st-key-fields { max-height: calc(100vh - 16rem); overflow-y: auto; padding-right: 12px; }
   .st-key-bar a { display: none; }
 }
 @media (max-width: 640px) {
   .st-key-fields, .st-key-answer { gap: 0.6rem; }
   .st-key-fields [data-testid=stExpander] summary { padding: 6px 12px; min-height: 0; }
   .kit .tile b { font-size: 16px; }
+  h3 { font-size: 1.3rem !important; padding: 0 0 0.4rem !important; }
+  h1 { font-size: 1.5rem !important; }
   .kit .tile { font-size: 13px; }
   .stMainBlockContainer { padding: 1.2rem 1rem 9rem; }
   .st-key-sides > * > [data-testid=stHorizontalBlock] { flex-direction: column-reverse; }
@@ -72,6 +75,16 @@ STALE = """
 STYLE = ".kit {" + CSS.replace(":root", "&").replace("body {", "& {") + "}" + OWN
 """Rules of page.css for everything inside an element of class `kit`, and for nothing else."""
 
+ENTER = """
+if (!window.planOnEnter) {
+  window.planOnEnter = event => {
+    if (event.key === "Enter" && event.target.matches(".st-key-fields input:not([role=combobox])"))
+      setTimeout(() => document.querySelector(".st-key-plan button").click(), 100);
+  };
+  document.addEventListener("keydown", window.planOnEnter);
+}
+"""
+"""Presses Plan where Enter was pressed in a field, once Streamlit has taken what was typed."""
 COLOUR = re.compile(r"var\((--[a-z]+)\)")
 
 

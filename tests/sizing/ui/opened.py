@@ -33,11 +33,11 @@ def opened(query: dict[str, str] | None = None) -> AppTest:
     return page
 
 
-def write(page: AppTest, texts: dict[str, str], case: int = 0) -> None:
+def write(page: AppTest, texts: dict[str, str]) -> None:
     """Type into fields, and press Plan."""
     for key, text in texts.items():
-        page.get_by_key(f"{case}:{key}").set_value(text)
-    next(b for b in page.button if b.label == "Plan" and f"{case}:form" in b.form_id).click()
+        page.get_by_key(key).set_value(text)
+    page.get_by_key("plan").click()
     page.run()
     assert not page.exception, page.exception[0].value
 
@@ -49,11 +49,11 @@ def press(page: AppTest, label: str) -> None:
 
 
 def shown(page: AppTest) -> str:
-    """Return all tables and notes of a page, without the classes of cells."""
-    text = " ".join(each.value for each in page.html)
-    return re.sub(r'<(t[dh]) class="[^"]*">', r"<\1>", text)
+    """Return all tables and notes of a page, without the attributes of cells."""
+    text = " ".join(each.value for each in page.html if 'class="kit' in each.value)
+    return re.sub(r"<(t[dh]) [^>]*>", r"<\1>", text)
 
 
 def drop(page: AppTest, key: str, name: str, content: str) -> None:
-    """Drop a file in; Plan takes it."""
-    page.get_by_key(f"0:{key}").set_value((name, content.encode(), "text/plain"))
+    """Drop a file in; it is read at once."""
+    page.get_by_key(key).set_value((name, content.encode(), "text/plain")).run()

@@ -14,7 +14,7 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.scenario import Scenario
 from sizing.ui import form
-from tests.sizing.ui.opened import MIX, QUICK, opened, write
+from tests.sizing.ui.opened import MIX, QUICK, opened, press, shown, write
 
 CONFIG = catalog.models()["qwen2.5-7b"].config
 
@@ -22,7 +22,7 @@ CONFIG = catalog.models()["qwen2.5-7b"].config
 def test_a_plan_from_nothing_and_its_link() -> None:
     """What was typed is planned and stands in the address; the address alone shows the same."""
     page = opened()
-    assert page.subheader == []
+    assert page.subheader[0].value.startswith("llama-3.1-8b at 20 requests/s: 3 h100-sxm GPUs")
     write(page, QUICK)
     [headline] = [each.value for each in page.subheader]
     assert headline.startswith("llama-3.1-8b at 2 requests/s: 1 h100-sxm GPU on 1 node")
@@ -30,7 +30,7 @@ def test_a_plan_from_nothing_and_its_link() -> None:
     assert query == {"scenario": form.FIRST, **QUICK}
     again = opened(query)
     assert [each.value for each in again.subheader] == [headline]
-    assert [each.value for each in again.html] == [each.value for each in page.html]
+    assert shown(again) == shown(page)
 
 
 def test_what_cannot_be_used_is_said_beside_its_field_and_stays() -> None:
@@ -38,22 +38,34 @@ def test_what_cannot_be_used_is_said_beside_its_field_and_stays() -> None:
     write(page, {"workload.requests_per_s": "fast", "slo.ttft_s": "0.7"})
     [said] = [each.value for each in page.error]
     assert said == "**Requests/s**: 'fast' cannot be used: expected a number"
-    assert page.get_by_key("0:workload.requests_per_s").value == "fast"
-    assert page.get_by_key("0:slo.ttft_s").value == "0.7"
-    assert page.subheader == []
+    assert page.get_by_key("workload.requests_per_s").value == "fast"
+    assert page.get_by_key("slo.ttft_s").value == "0.7"
+    assert "what was planned before" in page.warning[0].value
+    assert page.subheader[0].value.startswith("llama-3.1-8b at 20 requests/s")
+
+
+def test_a_changed_field_is_said_until_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of before stays, and says so; where plans are quick the change is planned."""
+    page = opened({"scenario": form.FIRST, **QUICK})
+    [headline] = [each.value for each in page.subheader]
+    for limit_s, said in ((0.0, ["Changed: Requests/s 2 → 3"]), (1e9, [])):
+        monkeypatch.setattr("sizing.ui.plans.QUICK_S", limit_s)
+        page.get_by_key("workload.requests_per_s").set_value("3").run()
+        assert [each.value.partition(".")[0] for each in page.warning] == said
+        assert ([each.value for each in page.subheader] == [headline]) == bool(said)
 
 
 def test_a_bad_file_is_said_and_a_good_one_becomes_the_model() -> None:
     """The model stays until a file is one; then the address holds the file, and shows the same."""
     page = opened()
-    page.get_by_key("0:file").set_value(
+    page.get_by_key("file").set_value(
         ("config.json", b'{"model_type": "bert"}', "application/json")
     )
     write(page, QUICK)
     assert "bert" in page.error[0].value
-    assert page.get_by_key("0:model.id").value == "llama-3.1-8b"
-    assert page.get_by_key("0:search.pools").value == "mixed"
-    page.get_by_key("0:file").set_value(
+    assert page.get_by_key("model.id").value == "llama-3.1-8b"
+    assert page.get_by_key("search.pools").value == "mixed"
+    page.get_by_key("file").set_value(
         ("config.json", json.dumps(CONFIG).encode(), "application/json")
     )
     write(page, {})
@@ -67,35 +79,39 @@ def test_no_plan_names_the_nearest_miss_and_what_to_change() -> None:
     page = opened({"scenario": form.FIRST, **QUICK, "slo.ttft_s": "0.001"})
     [said] = [each.value for each in page.error]
     assert "TTFT p99 of a request without any load" in said
-    shown = " ".join(each.value for each in page.html)
-    assert "Nearest miss" in shown
-    assert "a limit well above" in shown
+    text = shown(page)
+    assert "Nearest miss" in text
+    assert "a limit well above" in text
 
 
-def test_scenarios_side_by_side() -> None:
-    """A copy is changed beside the first one; both are in the address; either can be removed."""
+def test_gpus_engines_and_a_kept_answer_in_one_table() -> None:
+    """The first answer remains; each other one has its price, and what it takes more or less."""
     page = opened({"scenario": form.FIRST, **QUICK})
-    page.get_by_key("0:more").click().run()
-    assert page.get_by_key("1:workload.requests_per_s").value == "2"
-    write(page, {"cluster.gpu": "h200-sxm"}, case=1)
-    assert "Side by side" in [each.value for each in page.subheader]
-    shown = [each.value for each in page.markdown]
-    assert any("1 h100-sxm GPU" in text for text in shown)
-    assert any("1 h200-sxm GPU" in text for text in shown)
-    assert page.query_params["2.cluster.gpu"] == "h200-sxm"
-    page.get_by_key("0:less").click().run()
+    headline = page.subheader[0].value
+    press(page, "Keep this answer to compare")
+    write(page, {"workload.requests_per_s": "3"})
+    page.get_by_key("compare.gpu").set_value(["h200-sxm", "rtx-4090"])
+    page.get_by_key("compare.engine").set_value(["sglang 0.5"])
+    page.run()
     assert not page.exception
-    assert page.query_params["cluster.gpu"] == "h200-sxm"
-    assert "2.scenario" not in page.query_params
+    assert page.subheader[0].value == headline.replace("at 2 ", "at 3 ")
+    [table] = [each.value for each in page.html if "against this answer" in each.value]
+    for words in ("this answer", "h200-sxm", "rtx-4090", "sglang 0.5", "Requests/s 3 → 2",
+                  "same GPUs, +$0.90/hour (+20%)", "list prices"):  # fmt: skip
+        assert words in table, words
+    again = opened(dict(page.query_params))
+    assert table in [each.value for each in again.html]
+    press(again, "Forget the kept answers")
+    assert "2.scenario" not in again.query_params
 
 
 def test_every_figure_has_its_terms() -> None:
     """Below each figure a button opens where it comes from: TTFT by phase, steps by term."""
     page = opened({"scenario": form.FIRST, **QUICK, "cluster.price_usd_per_gpu_hour": "2.5"})
-    shown = " ".join(each.value for each in page.html)
+    text = shown(page)
     for words in ("Mean TTFT", "Prefill of 2000 tokens", "Decode step of", "attention", "eq. E2",
                   "2.50 US dollars per hour", "90% that the SLO holds"):  # fmt: skip
-        assert words in shown
+        assert words in text
 
 
 def test_the_plan_is_taken_to_another_stack() -> None:
@@ -117,7 +133,7 @@ def test_an_address_that_says_nothing_we_know(query: dict[str, str]) -> None:
     """The error is shown, and the page begins anew."""
     page = opened(query)
     assert page.error[0].value.startswith("The address: ")
-    assert page.get_by_key("0:base").value == form.FIRST
+    assert page.get_by_key("base").value == form.FIRST
 
 
 @pytest.mark.parametrize("base", form.bases())
@@ -200,10 +216,10 @@ def test_a_dropped_file_goes_with_the_server() -> None:
 def test_list_prices_and_a_budget_are_asked_for() -> None:
     """A list price gives the price of the plan; a budget below it is why there is none."""
     asked = {"scenario": form.FIRST, **QUICK, "cost.prices": "catalog"}
-    shown = " ".join(each.value for each in opened(asked).html)
-    assert "list prices" in shown
+    text = shown(opened(asked))
+    assert "list prices" in text
     page = opened({**asked, "cost.max_usd_per_hour": "1"})
-    assert "cost.max_usd_per_hour is $1.00/h" in page.error[0].value
+    assert "\\$ per hour at most” is \\$1.00/h" in page.error[0].value
 
 
 def test_a_budget_without_a_price_is_said_beside_its_field() -> None:
