@@ -45,7 +45,8 @@ def latency_distribution(
     """
     Draw which share of the requests stays within a latency.
 
-    Latencies lie along x. A share p lies at log(1 - p), so 90 %, 99 % and 99.9 % are equally far apart.
+    Latencies lie along x. A share p lies at log(1 - p), so 90 %, 99 % and 99.9 % are equally far
+    apart.
 
     Args:
         curves: one at least; the k-th of n values, in order, is what (k - 1/2) / n stay within.

@@ -16,6 +16,7 @@ from minicluster.specs.checks import one_of
 from sizing.cli.common import (
     AsJson,
     Calibration,
+    Html,
     Jobs,
     Overrides,
     naming,
@@ -64,6 +65,7 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
     as_json: AsJson = False,
     overrides: Overrides = None,
     calibration: Calibration = None,
+    html: Html = None,
     jobs: Jobs = None,
 ) -> None:
     """Compare plans of scenarios, GPUs or engines: GPUs, power, cost, latency, headroom."""
@@ -108,7 +110,12 @@ def compare(  # noqa: PLR0913, PLR0917  (a command's options)
         "answers": [result_json(result) for result in results],
     }
     headline = "None has a plan" if best is None else answer_line(results, by)
-    compared = comparison_sections(results, known[0][1].scenario.slo.percentile, headline)
+    compared = [*comparison_sections(results, known[0][1].scenario.slo.percentile, headline)]
+    if html is not None:
+        from minicluster.pages.write import write_page
+        from sizing.report.tables import answer_page
+
+        write_page(html, answer_page(compared, title="Compared", footer="sizing compare"))
     show(data, *compared, as_json=as_json)
     if best is None:
         raise typer.Exit(Exit.NEGATIVE)

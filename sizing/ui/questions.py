@@ -53,35 +53,39 @@ class Subject:
 
 def draw_question(name: str, about: Subject) -> None:
     """Draw the tab of a question: what it asks and takes, a button, and then the answer."""
-    QUESTIONS[name](about)
+    if name == DAY:
+        _day_question(about)
+        return
+    question, takes, ask = STUDIES[name]
+    _question(about, question, takes, lambda progress: ask(about, progress))
 
 
-def _sizes_question(about: Subject) -> None:
+def _sizes(about: Subject, progress: Progress) -> object:
     counts = sorted({max(1, round(about.gpus * share)) for share in SHARES})
-    _question(
-        about,
+    return capacity(about.inputs, counts, progress=progress)
+
+
+DAY = "A day"
+STUDIES: dict[str, tuple[str, str, Callable[[Subject, Progress], object]]] = {
+    "Other sizes": (
         "What do other numbers of GPUs carry?",
         "The highest rate within the limits: a few seconds",
-        lambda progress: capacity(about.inputs, counts, progress=progress),
-    )
-
-
-def _split_question(about: Subject) -> None:
-    _question(
-        about,
+        _sizes,
+    ),
+    "Splitting": (
         "When does splitting prefill and decode pay?",
         "Lengths of prompts over answers, and the speed of the link: about half a minute",
-        lambda progress: split_map(about.inputs, progress=progress),
-    )
-
-
-def _decisions_question(about: Subject) -> None:
-    _question(
-        about,
+        lambda about, progress: split_map(about.inputs, progress=progress),
+    ),
+    "Decisions": (
         "What does each decision cost?",
         "Router, percentile, confidence, precision and more: about two minutes",
-        lambda progress: decisions(about.inputs, progress=progress),
-    )
+        lambda about, progress: decisions(about.inputs, progress=progress),
+    ),
+}
+"""Question, what it takes, and its study, by the name of the tab."""
+QUESTIONS = (*STUDIES, DAY)
+"""Names of all tabs of questions."""
 
 
 def _day_question(about: Subject) -> None:
@@ -142,12 +146,3 @@ def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = 
                 chart(figure, about.class_name)
         else:
             st.html(in_words(kit(part)))
-
-
-QUESTIONS = {
-    "Other sizes": _sizes_question,
-    "Splitting": _split_question,
-    "Decisions": _decisions_question,
-    "A day": _day_question,
-}
-"""What draws a question, by the name of its tab."""

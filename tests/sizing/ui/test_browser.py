@@ -225,7 +225,7 @@ def test_what_runs_today_and_a_log_are_read_and_bettered(address: str, tmp_path:
                 page.wait_for(f"{TEXT}.includes({words!r})")
             page.wait_for(f"{field('Mixed pool')}?.value === '4xTP2'")
             page.wait_for(f"{field('Lengths from a log')}?.value.startsWith('[')")
-            look(page)
+            look(page, most_pixels=2 * MOST_PIXELS)
             page.resize(1280)
 
 
@@ -240,4 +240,4 @@ def test_a_bad_file_is_said_when_it_is_dropped(address: str, tmp_path: Path) -> 
         drop(page, "Script of", bad)
         page.wait_for(f"{TEXT}.split(\"bad.txt:1: --tensor-parallel-size is 'two'\").length === 3")
         assert page.evaluate(f"{field('Requests/s')}.value") == "3"
-        look(page)
+        look(page, most_pixels=4_000)
