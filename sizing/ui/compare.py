@@ -138,6 +138,7 @@ def _difference(first: Figures, other: Figures) -> str:
     parts = [f"{other.gpus - first.gpus:+d} GPUs" if other.gpus != first.gpus else "same GPUs"]
     before, after = first.running.usd_per_hour, other.running.usd_per_hour
     if before is not None and after is not None:
-        dollars = f"{'+' if after >= before else '-'}${abs(after - before):,.2f}/hour"
-        parts.append(f"{dollars} ({after / before - 1:+.0%})")
+        dollars = f"{'+' if after > before else '-'}${abs(after - before):,.2f}/hour"
+        more = f"{dollars} ({after / before - 1:+.0%})"
+        parts.append("same price" if after == before else more)
     return ", ".join(parts)

@@ -96,7 +96,7 @@ LIMITS = {
     "slo.ttft_s": "TTFT, seconds",
     "slo.tpot_s": "TPOT, seconds",
     "slo.itl_s": "ITL, seconds",
-    "slo.e2e_s": "End to end, seconds",
+    "slo.e2e_s": "E2E, seconds",
 }
 LABELS: dict[str, dict[str, str]] = {
     "Cluster and budgets": {
