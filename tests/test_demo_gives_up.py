@@ -192,8 +192,8 @@ def test_a_load_is_shown_with_and_without_the_pace(demo: Any) -> None:  # noqa: 
 @pytest.mark.parametrize(
     ("cores", "memory_bytes", "says"),
     [
-        (1, 8e9, "1 core may be used; it has to be 2 or more"),
-        (2, 2.2e9, "2.2 GB of memory are available; it has to be 4.5 GB or more"),
+        (1, 8e9, "1 core may be used; expected 2 or more"),
+        (2, 2.2e9, "2.2 GB of memory are available; expected 4.5 GB or more"),
         (2, 8e9, None),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_machine_that_is_too_small_is_refused(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(demo, "AGAIN", tmp_path / "file" / "again")
     if says is None:
-        assert "it has to be a folder that can be written" in demo.refused()
+        assert "expected a folder that can be written" in demo.refused()
 
 
 def test_a_log_that_cannot_be_written_stops_no_command(
