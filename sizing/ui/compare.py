@@ -51,7 +51,7 @@ def _engines() -> dict[str, dict[str, str]]:
     }
 
 
-def draw(case: form.Case, kept: list[form.Case]) -> None:
+def draw_comparison(case: form.Case, kept: list[form.Case]) -> None:
     """
     Offer GPUs and engines to tick, and draw a table of those ticked and kept below the answer's.
 

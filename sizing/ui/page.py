@@ -343,7 +343,7 @@ def _answer(state: Any, typed: form.Case, errors: Mapping[str, str], status: Any
         what = "What stands in red is not planned" if errors else f"Changed: {', '.join(changed)}"
         st.warning(f"{what}. Below is the answer to what was planned before.")
     with st.container(key="answer"):
-        found = answer.draw(state[CASE], lambda: compare.draw(state[CASE], state[KEPT]))
+        found = answer.draw(state[CASE], lambda: compare.draw_comparison(state[CASE], state[KEPT]))
     if not changed and not errors:
         colour, what = ("green", found) if found else ("red", "No plan")
         _tell(status, colour, f"**{what}**. This is the answer to the fields.")
