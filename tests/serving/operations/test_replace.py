@@ -135,7 +135,7 @@ def room(plan: Plan, running: State, target: Target, monkeypatch: pytest.MonkeyP
         }.items():
             monkeypatch.setattr(operations, name, replaced)
         given = DeployTarget(kind=state.target, generation=2)
-        return operations._room(wanted.deployment, state, given, wanted)
+        return operations._room(wanted.deployment, state, given)
 
     return find
 

@@ -25,6 +25,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from minicluster.config import parse
 from minicluster.engine_model.step_seconds import PlannedStep
 from minicluster.specs.step import StepCoefficients
 
@@ -78,7 +79,7 @@ class Engine:
     def __init__(self, case: dict[str, Any], model: str) -> None:
         """Build vLLM's scheduler for *case*."""
         limits, self.case = case["limits"], case
-        self.step = PlannedStep(StepCoefficients(**case["step"]))
+        self.step = PlannedStep(parse(StepCoefficients, case["step"], place="case"))
         cache = CacheConfig(
             block_size=limits["block_size"], enable_prefix_caching=case["prefix_caching"]
         )
