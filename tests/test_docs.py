@@ -1,4 +1,4 @@
-"""The equations of docs/model.md and those that docstrings name are the same."""
+"""Equations of docs/model.md are those that docstrings name; the README has the newest errors."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def test_equations_are_numbered_without_gaps() -> None:
     assert sections
     for numbers in sections.values():
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_readme_has_the_errors_of_the_validation_page() -> None:
+    """Each class of rows: hardware, number, errors, and share inside the intervals."""
+    validation, readme = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/validation.md", "README.md")
+    )
+    table = validation.split("| class | hardware")[1].split("\n\n")[0]
+    classes = [line.split(" | ") for line in table.splitlines()[2:]]
+    rows = [" | ".join((*cells[:3], *cells[4:6])) for cells in classes]
+    shown = [row for row in rows if row.split(" | ")[0] != "| static"]
+    assert len(shown) > 5  # noqa: PLR2004  (classes)
+    assert [row for row in shown if f"{row} |" not in readme] == []

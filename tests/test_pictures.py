@@ -21,4 +21,4 @@ def test_a_picture_shows_more_than_a_background(name: str) -> None:
     with Image.open(IMAGES / name) as image:
         small = image.convert("L")
         assert max(small.histogram()) < MOST_OF_ONE_COLOUR * small.width * small.height
-        assert len(set(small.getdata())) > 100
+        assert len(small.getcolors() or ()) > 100
