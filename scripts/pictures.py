@@ -2,7 +2,8 @@
 `make pictures`: make the pictures of README and docs anew, from the pages that the code makes now.
 
 A headless Chromium takes a picture when its page has answered. `docs/images/pictures.json` keeps a
-hash of the files that draw each page; a test compares it, so that no picture outlives its page.
+hash of the files that lay out each page; a test compares it, so that no picture outlives its page.
+Numbers on a picture may be older: they change with every fit.
 Needs Chromium. Takes two minutes; the load is 200 requests to simulated engines on loopback.
 """
 
@@ -40,6 +41,7 @@ BIN = Path(sys.executable).parent
 SCENARIO = "llama-3.1-70b-h100"
 LOAD = ("--requests", "200", "--warmup", "5")
 SLOWDOWN = "3"
+LOAD_LIMIT_S = 300.0
 LIVE_S = 45.0
 """Seconds of load before the live page is taken: its charts have a few minutes of the plan."""
 
@@ -74,17 +76,17 @@ class Picture:
         return digest.hexdigest()[:16]
 
 
-PAGES = ("minicluster/pages/page.*",)
+PAGES = ("minicluster/pages/*.*",)
 PICTURES = {
     picture.name: picture
     for picture in (
         Picture(
             name="plan-page.png", width=1000, height=1000, answered=PLAN_ANSWERED,
-            drawn_by=(*PAGES, "sizing/report/plan_page.py"),
+            drawn_by=(*PAGES, "sizing/report/plan_*.py"),
         ),
         Picture(
             name="ui.png", width=1280, height=900, answered=PLAN_ANSWERED,
-            drawn_by=("sizing/ui/*.py",),
+            drawn_by=("sizing/ui/*.py", "minicluster/pages/page.css"),
         ),
         Picture(
             name="study-page.png", width=1000, height=900, answered=f"{TEXT}.length > 500",
@@ -127,11 +129,12 @@ def stale() -> list[str]:
 def pages(folder: Path, chosen: set[str]) -> Iterator[str]:
     """Make each page, take its picture, and yield its name."""
     plan = folder / "plan.json"
-    run("sizing", "plan", SCENARIO, "-o", plan, "--html", folder / "plan.html")
+    if {"plan-page.png", "live-page.png", "loadtest-page.png"} & chosen:
+        run(folder, "sizing", "plan", SCENARIO, "-o", plan, "--html", folder / "plan.html")
     if "plan-page.png" in chosen:
         yield take("plan-page.png", (folder / "plan.html").as_uri(), folder)
     if "study-page.png" in chosen:
-        run("sizing", "fabric", "rail-only", "--html", folder / "study.html")
+        run(folder, "sizing", "fabric", "rail-only", "--html", folder / "study.html")
         yield take("study-page.png", (folder / "study.html").as_uri(), folder)
     if "ui.png" in chosen:
         with page_served(folder) as url:
@@ -145,17 +148,18 @@ def loaded(folder: Path, plan: Path) -> Iterator[str]:
     [port] = free_ports(1)
     host = f"http://127.0.0.1:{port}"
     engine = ("--engine", "simulated", "--slowdown", SLOWDOWN, "--port", port)
+    run(folder, "serving", "up", plan, *engine)
+    command = [BIN / "loadtest", "run", plan, "--host", host, *LOAD, "-o", folder]
+    load = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder)
     try:
-        run("serving", "up", plan, *engine)
-        command = ["run", plan, "--host", host, *LOAD, "-o", folder]
-        load = subprocess.Popen([BIN / "loadtest", *map(str, command)], stdout=subprocess.DEVNULL)
         with opened(f"{host}/", folder / "live") as page:
             resized(page, "live-page.png")
             time.sleep(LIVE_S)
             yield shot(page, "live-page.png")
-        load.wait()
+        load.wait(timeout=LOAD_LIMIT_S)
     finally:
-        run("serving", "down")
+        load.kill()
+        run(folder, "serving", "down")
     yield take("loadtest-page.png", (folder / "report.html").as_uri(), folder)
 
 
@@ -201,16 +205,18 @@ def page_served(folder: Path) -> Iterator[str]:
                 break
             except URLError:
                 time.sleep(0.1)
+        else:
+            raise TimeoutError(f"{url} does not answer: {(folder / 'ui.log').read_text()}")
         yield url
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(timeout=30)
 
 
-def run(name: str, *arguments: object) -> None:
-    """Run one of our commands, its screen left out."""
+def run(folder: Path, name: str, *arguments: object) -> None:
+    """Run one of our commands in a folder of its own, its screen left out."""
     command = [str(BIN / name), *map(str, arguments)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
 
 
 if __name__ == "__main__":
