@@ -149,7 +149,7 @@ def loaded(folder: Path, plan: Path) -> Iterator[str]:
     host = f"http://127.0.0.1:{port}"
     engine = ("--engine", "simulated", "--slowdown", SLOWDOWN, "--port", port)
     run(folder, "serving", "up", plan, *engine)
-    command = [BIN / "loadtest", "run", plan, "--host", host, *LOAD, "-o", folder]
+    command = [str(BIN / "loadtest"), "run", str(plan), "--host", host, *LOAD, "-o", str(folder)]
     load = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder)
     try:
         with opened(f"{host}/", folder / "live") as page:
