@@ -1,7 +1,7 @@
 """
 The whole loop on one GPU: two vLLM engines share it; predicted beside measured at two loads.
 
-    python benchmarks/gpu_loop.py --out FOLDER             # on a machine with an H200: 9 minutes
+    python benchmarks/gpu_loop.py --out FOLDER             # on an H200; estimated: 9 minutes
     python benchmarks/gpu_loop.py --out FOLDER --dry-run   # here, with simulated engines
 
 A prefill and a decode engine have 40 % of GPU 0 each (`MINICLUSTER_GPUS=0,0`: the plan's GPUs 0 and
@@ -27,7 +27,7 @@ from pathlib import Path
 from foreign_engines import draw_engines, judged, loop, write_scenario
 
 from minicluster.files import write_atomically
-from serving.deployment.target import GPUS
+from serving.deployment.mapped_gpus import GPUS
 from serving.measurement.demo_model import DemoShape, make_demo_model, model_config
 
 SHAPE = DemoShape(

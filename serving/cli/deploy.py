@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minicluster.command import terminable
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.shell import talk
 from serving.cli.progress import progress
 
@@ -161,7 +161,8 @@ def up(  # noqa: PLR0913, PLR0917  (a command's options)
     from serving.cluster.state import changing
     from serving.deployment.engine_args import SIMULATED, read_media_domains
     from serving.deployment.feasibility import lora_findings, plan_findings, refuse
-    from serving.deployment.target import located, read_gpus
+    from serving.deployment.mapped_gpus import read_gpus
+    from serving.deployment.target import located
     from serving.operations.deploy import Site, bring_up
     from serving.request.cost import read_token_limit
 
@@ -308,6 +309,7 @@ def _replace(
     from serving.deployment.compile import hash_of
     from serving.deployment.engine_args import SIMULATED, DeployTarget, read_media_domains
     from serving.deployment.feasibility import lora_findings, plan_findings, refuse
+    from serving.deployment.mapped_gpus import refuse_mapped
     from serving.operations.replace import refuse_changes, refuse_replacement, replace_plan
     from serving.operations.status import current
     from serving.request.cost import MAX_OUTPUT_TOKENS, read_token_limit
@@ -322,6 +324,7 @@ def _replace(
     }
     longest = read_token_limit(os.environ)
     refuse_changes(running, changed | ({} if longest is None else {MAX_OUTPUT_TOKENS: longest}))
+    refuse_mapped(running, os.environ, "--replace")
     refuse_replacement(running, deployment)
     deadlines_s = (
         options["prefill_deadline_s"] or running.deadlines_s[0],
@@ -335,7 +338,8 @@ def _replace(
         typer.echo(f"nothing to do: {running.base_url} runs this plan")
         return
     if running.target == SIMULATED and plan is None:
-        raise InputError("--replace", "a deployment to measure", "a plan with step times")
+        fault = Fault("was given a deployment to measure")
+        raise InputError("--replace", fault, "given a plan, which has step times")
     if running.target != SIMULATED and plan is not None:
         refuse(plan_findings(plan))
     refuse(lora_findings(deployment, adapters, running.target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,11 +49,13 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
 ) -> None:
     """Move replicas between prefill and decode, or with --auto follow the rate, no downtime."""
     from serving.cluster.state import changing
+    from serving.deployment.mapped_gpus import refuse_mapped
     from serving.operations.autoscale import Advice
     from serving.operations.scale import scale as apply_scale
     from serving.operations.status import current
 
     state = current()
+    refuse_mapped(state, os.environ, "`serving scale`")
     if auto:
         if prefill is not None or decode is not None or as_json:
             raise InputError("--auto", "with --prefill, --decode or --json", "--auto without them")

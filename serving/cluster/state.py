@@ -64,6 +64,7 @@ class State:
         generation: as in `serving.deployment.engine_args`.
         planned: whether there is a plan, not only a deployment to measure.
         true_steps: whether the engines are simulated with step times that are not the plan's.
+        gpus: this machine's GPU in place of each of the plan's; none: they are the plan's.
         ready: whether the probes of `serving up` succeeded.
     """
 
@@ -85,6 +86,7 @@ class State:
     planned: bool = True
     slowdown: float = 1.0
     true_steps: bool = False
+    gpus: tuple[int, ...] = ()
     generation: int = 1
     lora_modules: dict[str, str] = field(default_factory=dict)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,17 +15,7 @@ from minicluster.errors import InputError
 from minicluster.machine import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from minicluster.plan import Deployment
-
-
-GPUS = "MINICLUSTER_GPUS"
-"""
-Environment variable of `serving up`: this machine's GPU in place of the plan's GPU 0, 1 and so on,
-separated by commas. A GPU that is named several times is shared by the engines of as many GPUs of
-the plan: each takes the plan's `gpu_memory_utilization` of it.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +71,6 @@ def located(deployment: Deployment, model: str | None = None) -> Deployment:
     if is_directory(source):
         source = str(Path(source).absolute())
     return replace(deployment, model=replace(deployment.model, source=source))
-
-
-def read_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the GPUs that `GPUS` names; none: those of the plan. Raises InputError."""
-    text = environment.get(GPUS, "")
-    try:
-        return tuple(int(number) for number in text.split(",") if text)
-    except ValueError:
-        expected = "numbers of GPUs, such as 0,0: the plan's GPUs 0 and 1 are this machine's GPU 0"
-        raise InputError(GPUS, text, expected) from None
-
-
-def refuse_crowded(deployment: Deployment, gpus: Sequence[int]) -> None:
-    """Refuse engines that together want more than the GPU that they share; raises InputError."""
-    sharers = max(Counter(gpus).values(), default=1)
-    share = deployment.engine.gpu_memory_utilization
-    if sharers * share > 1:
-        raise InputError(
-            "engine.gpu_memory_utilization",
-            share,
-            f"at most {1 / sharers:.2g}: {sharers} GPUs of the plan are one by {GPUS}",
-            "plan again with that share",
-        )
 
 
 def is_directory(source: str) -> bool:

@@ -41,8 +41,9 @@ from serving.cluster.token import refuse_missing_certificates, write_private
 from serving.deployment.compile import DRAIN_LIMIT_S, compile_app, ray_nodes
 from serving.deployment.engine_args import SIMULATED, DeployTarget
 from serving.deployment.feasibility import findings, missing_nodes, refuse
+from serving.deployment.mapped_gpus import refuse_gpus
 from serving.deployment.simulated import simulated_findings
-from serving.deployment.target import located, refuse_crowded, this_machine
+from serving.deployment.target import located, this_machine
 from serving.operations.status import is_gone, is_replaced, running_app
 from serving.protocol.app_spec import APP, GATE, INGRESS
 
@@ -271,7 +272,7 @@ def bring_up(
     Raises:
         NegativeAnswer: the deployment cannot be realised there; one reason per line.
         InputError: there is a deployment from this directory or on the cluster already, the port
-            is taken, or the cluster's token is missing.
+            is taken, the cluster's token is missing, or the engines cannot have the target's GPUs.
         TargetFailed: it did not become ready, and has been stopped.
     """
     refuse_missing_certificates(os.environ)
@@ -281,8 +282,8 @@ def bring_up(
     machine = this_machine(site.target.kind, labels)
     deployment, gpus = located(deployment), site.target.gpus
     if gpus:
-        machine = replace(machine, num_gpus=len(gpus))
-        refuse_crowded(deployment, gpus)
+        refuse_gpus(deployment, gpus, machine)
+        machine = replace(machine, num_gpus=len(gpus))  # as the plan numbers them
     _check(deployment, site, machine, running)
     one_host = nodes is None or len({node["NodeManagerAddress"] for node in nodes}) == 1
     if running is None and before_start is not None:
@@ -302,6 +303,7 @@ def bring_up(
         planned=plan is not None,
         slowdown=target.slowdown,
         true_steps=target.truth is not None,
+        gpus=gpus,
         deadlines_s=target.deadlines_s,
         token_limit=target.token_limit,
         lora_modules=dict(target.lora_modules),
@@ -376,6 +378,7 @@ def _can_update(deployment: Deployment, running: State, site: Site) -> bool:
     measured = read_deployment(DEPLOYMENT)
     return (
         site.target.kind == running.target
+        and site.target.gpus == running.gpus
         and deployment.model == measured.model
         and ray_nodes(deployment, running.target) == ray_nodes(measured, running.target)
         and deployment.routing.policy == measured.routing.policy

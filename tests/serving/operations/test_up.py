@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from minicluster.errors import InputError, TargetFailed
-from minicluster.plan import Placement, Plan, to_json
+from minicluster.plan import Plan, to_json
 from serving.api.access import KEYS, KEYS_FILE, authorization, read_keys
 from serving.cluster.ports import free_ports
 from serving.cluster.state import HOME, State, read_state, write_state
 from serving.deployment.compile import compile_app
 from serving.deployment.engine_args import DeployTarget
-from serving.deployment.target import GPUS, Target, read_gpus
+from serving.deployment.mapped_gpus import GPUS, read_gpus
+from serving.deployment.target import Target
 from serving.operations import deploy as operations
 from serving.operations.deploy import Site
 from serving.operations.probe import Readiness
@@ -88,7 +89,25 @@ def test_a_new_deployment_has_a_cluster_and_ports_of_its_own(
     assert ports["NIXL_SIDE_CHANNEL_PORT_BASE"] == 20_701
 
 
-@pytest.mark.parametrize(("share", "named"), [(0.4, "0,0"), (0.6, "0,0"), (0.6, "1,0")])
+def _on_gpus(plan: Plan, share: float, *, numbers: int = 1) -> Plan:
+    """Give each pool of *plan* so many GPUs of one node, in turn, and one engine on them."""
+    pools = tuple(
+        replace(
+            pool,
+            tp=numbers,
+            placement=places(("node-0", tuple(range(at * numbers, (at + 1) * numbers)))),
+            gpu="h200-sxm",
+            ray_accelerator="H200",
+        )
+        for at, pool in enumerate(plan.deployment.pools)
+    )
+    engine = replace(plan.deployment.engine, gpu_memory_utilization=share)
+    return replace(plan, pools=pools, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("share", "named"), [(0.4, "0,0"), (0.6, "0,0"), (0.6, "1,0"), (0.6, "0,1,0")]
+)
 def test_engines_share_a_gpu_that_is_named_twice(
     plan: Plan,
     target: Target,
@@ -101,31 +120,73 @@ def test_engines_share_a_gpu_that_is_named_twice(
     monkeypatch.chdir(tmp_path)
     machine = replace(target, kind="gpu", num_gpus=2)
     monkeypatch.setattr(operations, "this_machine", lambda *_: machine)
-    gpu, deployment = {"gpu": "h200-sxm", "ray_accelerator": "H200"}, plan.deployment
-    pools = tuple(
-        replace(pool, placement=(Placement(node="node-0", gpus=(at,)),), **gpu)
-        for at, pool in enumerate(deployment.pools)
-    )
-    engine = replace(deployment.engine, gpu_memory_utilization=share)
-    shared = replace(plan, pools=pools, engine=engine)
+    shared = _on_gpus(plan, share)
     on = DeployTarget(kind="gpu", gpus=read_gpus({GPUS: named}))
     if (share, named) == (0.6, "0,0"):
         with pytest.raises(InputError, match=r"at most 0\.5: 2 GPUs of the plan are one"):
             operations.bring_up(shared.deployment, _site(on=on), report=lambda _: None)
         return
-    _, served = _lay_over(shared, monkeypatch, on)
+    state, served = _lay_over(shared, monkeypatch, on)
+    assert state.gpus == on.gpus
     devices = {node.role: node.gpus for node in served.nodes}
-    first, second = map(int, named.split(","))
+    first, second, *_ = map(int, named.split(","))
     assert devices == {"prefill": (first,), "decode": (second,)}
     for pool in served.pools:
         assert pool.llm_config["engine_kwargs"]["gpu_memory_utilization"] == share
 
 
-@pytest.mark.parametrize("text", ["all", "0;1"])
+@pytest.mark.parametrize("text", ["all", "0;1", "-1", "0,,1", "0,"])
 def test_gpus_are_numbers(text: str) -> None:
     """Anything else is refused, and names the variable."""
     with pytest.raises(InputError, match=GPUS):
         read_gpus({GPUS: text})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        ((0, 9), r"names GPUs \[9\]; it has to be of this machine's, which has 2"),
+        ((0,), "one number for each of the plan's GPUs, of which the last is 1"),
+        ((0, 0, 1, 1), r"different GPUs for the plan's \[0, 1\]"),
+    ],
+)
+@pytest.mark.usefixtures("running")
+def test_gpus_are_those_that_this_machine_has_and_engines_can_use(
+    plan: Plan,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[int, ...],
+    says: str,
+) -> None:
+    """Where a plan is laid over what runs, and where nothing does."""
+    machine = replace(target, kind="gpu", num_gpus=2)
+    monkeypatch.setattr(operations, "this_machine", lambda *_: machine)
+    wanted = _on_gpus(plan, 0.4, numbers=max(1, len(gpus) // 2)).deployment
+    site = _site(on=DeployTarget(kind="gpu", gpus=gpus))
+    for gone in (False, True):
+        monkeypatch.setattr(operations, "is_gone", lambda _state, gone=gone: gone)
+        with pytest.raises(InputError, match=says):
+            operations.bring_up(wanted, site, report=lambda _: None)
+
+
+@pytest.mark.parametrize(("gpus", "named"), [((0, 0), ""), ((), "0,0")])
+@pytest.mark.parametrize("words", [("up", "plan.json", "--replace"), ("scale",)])
+def test_what_starts_raylets_of_its_own_refuses_such_gpus(
+    plan: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: tuple[int, ...],
+    named: str,
+    words: tuple[str, ...],
+) -> None:
+    """Whether the variable is set, or was when the deployment was started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("serving.operations.status.cluster_processes", lambda _id: {1})
+    deployed(plan, target="gpu", ready=True, gpus=gpus)
+    (tmp_path / "plan.json").write_text(to_json(plan))
+    done = serving_here(tmp_path, *words, env={GPUS: named} if named else {})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{GPUS} is '0,0', but there can be no GPUs in place of the plan's" in done.stderr
 
 
 def test_a_plan_takes_over_the_cluster_that_was_measured(
