@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -422,7 +422,7 @@ def _fitted_bound(step: StepCoefficients, load: OfferedLoad, role: str, batch: f
     """Compare what a fitted step reads, weights and cache, with what grows with tokens."""
     if role == "prefill":
         n = float(load.computed_tokens.mean())
-        compute = step.step_s(n, n * n / 2, 0, 0) - step.base_s
+        compute = replace(step, base_s=0.0, stream_s=0.0).step_s(n, n * n / 2, 0, 0)
         return "compute" if compute > step.stream_s else "memory bandwidth"
     read = max(step.stream_s, step.per_context_token_s * batch * load.context[0])
     return "compute" if step.per_sequence_s * batch > read else "memory bandwidth"

@@ -117,6 +117,19 @@ def test_golden_laptop(
     assert cache["seconds"] == pytest.approx(plan.step_model.decode.per_context_token_s * read)
 
 
+def test_a_calibrated_prefill_that_reads_weights_is_bound_by_them(
+    laptop: tuple[str, ...], plan_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The mean prompt computes for 38 ms of the 45 ms that the weights take to be read."""
+    constants = json.loads(Path(laptop[-1]).read_text(encoding="utf-8"))
+    constants["prefill"]["stream_s"] = 0.045
+    streams = tmp_path / "streams.json"
+    streams.write_text(json.dumps(constants))
+    for calibration, bound in ((laptop[-1], "compute"), (str(streams), "memory bandwidth")):
+        plan = read_plan(plan_of(*laptop[:-1], calibration))
+        assert plan.prediction.bottleneck["prefill"] == bound
+
+
 def test_verbose_shows_every_table(sizing: Sizing) -> None:
     """Batch limits, all percentiles, the step times simulated and other confidences are added."""
     done = sizing("plan", *QUICK, "--verbose")
