@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from minicluster.pages.page import Section
     from minicluster.specs.model import ModelSpec
+    from minicluster.specs.step import StepCoefficients
     from minicluster.specs.workload import WorkloadSpec
 
 BURST_UTILISATION = 0.45
@@ -104,8 +105,7 @@ def print_calibration(fitted: CalibrationSpec, out: Path) -> None:
     prefill, decode, path = fitted.prefill, fitted.decode, fitted.path
     between = fitted.interference
     steps = {
-        "prefill": f"{prefill.base_s * 1e3:.1f} ms + {prefill.per_prefill_token_s * 1e6:.0f}"
-        " µs/token",
+        "prefill": _prefill_text(prefill),
         "decode step": f"{(decode.base_s + decode.stream_s) * 1e3:.1f} ms"
         f" + {decode.per_sequence_s * 1e3:.2f} ms/sequence",
         "path": f"{path.request_s * 1e3:.1f} ms + KV pull {path.transfer_base_s * 1e3:.1f} ms"
@@ -116,12 +116,23 @@ def print_calibration(fitted: CalibrationSpec, out: Path) -> None:
         f" decode step +{between.decode_fraction:.0%} while prefill is busy,"
         f" +{between.decode_per_request_s * 1e3:.0f} ms per request that joins",
     }
-    errors = [f"{each.error_fraction:.1%}" for each in (prefill, decode, path)]
+    errors = [f"{fit.error_fraction:.1%}" for fit in (prefill, decode, path)]
     rows = zip(steps, steps.values(), [*errors, ""], strict=True)
     heads = ("term", "value", "error of the fit")
     title = f"{fitted.name}: {fitted.key.processor}, {fitted.num_rows} rows"
     print_sections([table(title, heads, rows, words=heads)], talk)
     say(f"written: {out}")
+
+
+def _prefill_text(prefill: StepCoefficients) -> str:
+    """Write what a step takes by its prompt tokens, eq. S1: the pairs of attention are left out."""
+    token_us = f"{prefill.per_prefill_token_s * 1e6:.0f} µs/token"
+    knees = "".join(
+        f" + {more_s * 1e6:.0f} µs/token beyond {tokens:,}"
+        for tokens, more_s in zip(prefill.knee_tokens, prefill.knee_per_token_s, strict=True)
+    )
+    stream = f"the larger of {prefill.stream_s * 1e3:.1f} ms and {token_us}"
+    return f"{prefill.base_s * 1e3:.1f} ms + {stream if prefill.stream_s else token_us}{knees}"
 
 
 # --- from load tests
@@ -152,19 +163,19 @@ def recalibrate(
         _print_doubts(run)
     model = runs[0].step_model
     scales = fit_scales(model, runs)
-    found = {
+    compared = {
         "fitted": residuals(model, scaled(model, scales), runs),
         "held_out": residuals(model, scaled(model, scales), others) or _left_out(model, runs),
     }
     fitted = recalibrated(before, scales, runs, name=out.stem)
     write_atomically(out, json.dumps(asdict(fitted), indent=2, sort_keys=True) + "\n")
-    kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in found.items()}
+    kept = {"scales": asdict(scales)} | {k: [asdict(r) for r in v] for k, v in compared.items()}
     text = json.dumps(kept, indent=2) + "\n"
     write_atomically(out.with_suffix(".residuals.json"), text)
     if as_json:
         sys.stdout.write(text)
     else:
-        _print_refit(scales, found, out)
+        _print_refit(scales, compared, out)
 
 
 def _print_doubts(run: Observed) -> None:
@@ -188,13 +199,13 @@ def _left_out(model: StepModel, runs: Sequence[Observed]) -> tuple[RunResidual, 
     return tuple(rows)
 
 
-def _print_refit(scales: Scales, found: dict[str, tuple[RunResidual, ...]], out: Path) -> None:
+def _print_refit(scales: Scales, compared: dict[str, tuple[RunResidual, ...]], out: Path) -> None:
     factors = ", ".join(f"{name} x {value:.2f}" for name, value in asdict(scales).items())
     say(f"constants: {factors}")
-    for kind, rows in found.items():
+    for kind, rows in compared.items():
         if rows:
             print_sections([_errors_table(kind.replace("_", " "), rows)], talk)
-    if not found["held_out"]:
+    if not compared["held_out"]:
         say("no run was held out: use --hold-out, or --from several times")
     say(f"written: {out}, residuals beside it")
 

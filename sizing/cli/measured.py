@@ -54,16 +54,16 @@ def validate(
     from sizing.evidence.validate import validate as validate_rows
     from sizing.report.validation import validation_sections
 
-    found = validate_rows(*rows, labels=labels, left_out=left_out or (), progress=tracked)
+    checked = validate_rows(*rows, labels=labels, left_out=left_out or (), progress=tracked)
     if out is not None:
-        write_table(out, COLUMNS, (record(each).values() for each in found.verdicts))
+        write_table(out, COLUMNS, (record(verdict).values() for verdict in checked.verdicts))
     if evidence is not None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
-        made = evidence_of(found.scored, found.tried, date=today, left_out=found.left_out)
+        made = evidence_of(checked.scored, checked.tried, date=today, left_out=checked.left_out)
         write_atomically(evidence, to_json(made))
-    if found.unit_doubt:
-        say(f"sizing: {found.unit_doubt}")
-    show(found.as_dict(), *validation_sections(found), as_json=as_json)
+    if checked.unit_doubt:
+        say(f"sizing: {checked.unit_doubt}")
+    show(checked.as_dict(), *validation_sections(checked), as_json=as_json)
 
 
 def calibrate(  # noqa: PLR0913  (a command's options)
@@ -124,7 +124,9 @@ def calibrate(  # noqa: PLR0913  (a command's options)
     else:
         inputs = Scenario.load(scenario, overrides or [], None)
         steps = steps or out.with_suffix(".steps.csv")
-        if engine and not again and not keep and holds(out, inputs.model, inputs.engine.name):
+        # No file says whose step times its constants are, where the engines were simulated.
+        again |= keep or step_times is not None
+        if engine and not again and holds(out, inputs.model, inputs.engine.name):
             say(f"{out} holds this machine's constants; measure again with --again")
             fitted = read_calibration(out)
         else:

@@ -50,18 +50,21 @@ def test_the_burst_has_the_planned_rate_or_what_pools_carry(
 def test_constants_of_this_machine_are_not_measured_again(
     sizing: Sizing, laptop: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless --again asks for it; those of another machine are measured in any case."""
+    """Unless --again asks for it; those of another machine, or simulated, are in any case."""
     scenario, _, model, _, made_up = laptop
     given = Scenario.load(Path(scenario), [model], None)
     spec, made = given.model, read_calibration(Path(made_up))
     here = this_machine(
         given.engine.name, model_config_hash=spec.config_hash, dtype=spec.weight_dtype
     )
+    knees = {"stream_s": 0.0315, "knee_tokens": (512,), "knee_per_token_s": (2e-5,)}
+    made = replace(made, prefill=replace(made.prefill, **knees))
     monkeypatch.setattr(calibrate, "timed_engine", lambda *_, **__: made)
     out = tmp_path / "calibration.json"
     for key, options, measured in (
         (here, (), False),
         (here, ("--again",), True),
+        (here, ("--step-times", "truth.json"), True),
         (made.key, (), True),
     ):
         out.write_text(json.dumps(asdict(replace(made, key=key))))
@@ -69,6 +72,8 @@ def test_constants_of_this_machine_are_not_measured_again(
         assert done.code == 0
         assert ("measure again with --again" in done.err) is not measured
         assert read_calibration(out).key == (made.key if measured else here)
+        prefill = "8.0 ms + the larger of 31.5 ms and 450 µs/token + 20 µs/token beyond 512"
+        assert (prefill in done.err) is measured
 
 
 @pytest.mark.parametrize("rate", [10.0, 2.0])
