@@ -91,10 +91,10 @@ def _first(error: ValidationError, cls: type, place: str) -> InputError:
     if kind in {"missing", "missing_argument", "missing_keyword_only_argument"}:
         return InputError(f"{place}: {where}", None, "a value")
     if kind in {"unexpected_keyword_argument", "extra_forbidden"}:
-        way_out = "`sizing schema` lists every key"
-        if near := key_meant(where, dotted_keys(cls)):
-            way_out = f"did you mean {near}? {way_out}"
-        return InputError(f"{place}: {where}", value, "no such key", way_out)
+        near = key_meant(where, dotted_keys(cls))
+        ways_out = [f"did you mean {near}?"] if near else []
+        ways_out += ["`sizing schema` lists every key"] if cls is ScenarioSpec else []
+        return InputError(f"{place}: {where}", value, "no such key", " ".join(ways_out))
     expected = KINDS.get(kind) or first["msg"].removeprefix("Input should be ")
     return InputError(f"{place}: {where}", value, expected)
 

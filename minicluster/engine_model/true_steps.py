@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from minicluster.config import parse, read_json
 from minicluster.engine_model.step_seconds import PlannedStep
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.plan import StepModel
 from minicluster.specs.checks import Count, NotNegative, Spec
 from minicluster.specs.step import Interference, StepTable
@@ -47,6 +48,10 @@ class TrueSteps(Spec):
     per_prompt_s: NotNegative = 0.0
     per_join_s: NotNegative = 0.0
     padded_to: tuple[Count, ...] = ()
+
+    def _check(self) -> None:
+        if any(size >= after for size, after in pairwise(self.padded_to)):
+            raise InputError("padded_to", self.padded_to, "ascending numbers")
 
     def step(self, role: str) -> TrueStep:
         """Return the step of a pool."""
@@ -120,7 +125,8 @@ def _tables(planned: StepModel) -> Iterator[StepTable]:
     for role in ("prefill", "decode"):
         step = planned.of(role)
         if not isinstance(step, StepTable):
-            raise InputError(f"step_model.{role}", "coefficients", "a plan without a calibration")
+            fault = Fault("has the coefficients of a calibration")
+            raise InputError(f"step_model.{role}", fault, "the table of a plan without one")
         yield step
 
 
@@ -139,8 +145,10 @@ def _other(table: StepTable, factors: Sequence[float], more_s: float) -> StepTab
             )
             for row in table.fixed_s
         ),
-        per_key_s=tuple(prompt_attention * each for each in table.per_key_s),
-        per_context_token_s=tuple(decode_attention * each for each in table.per_context_token_s),
+        per_key_s=tuple(prompt_attention * key_s for key_s in table.per_key_s),
+        per_context_token_s=tuple(
+            decode_attention * token_s for token_s in table.per_context_token_s
+        ),
     )
 
 

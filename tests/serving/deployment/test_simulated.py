@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from minicluster.engine_model.true_steps import TrueSteps
+import pytest
+
+from minicluster.engine_model.true_steps import TrueSteps, read_true_steps
+from minicluster.errors import InputError
 from minicluster.plan import Plan, plan_from, to_json
 from minicluster.specs.slo import ClassSlo
 from minicluster.specs.workload import WorkloadSpec
@@ -16,6 +20,7 @@ from serving.protocol.messages import SimulatedEngines
 from tests import plans
 
 SLOW = DeployTarget(kind="simulated", slowdown=8.0)
+STEPS = ("prefill", "decode", "path", "interference")
 
 
 def test_a_slowed_plan_says_the_same_in_longer_seconds(plan: Plan) -> None:
@@ -91,3 +96,21 @@ def test_more_replicas_than_memory_are_refused_with_those_that_fit(plan: Plan) -
     assert "room for 1 " in found
     [found] = simulated_findings(plan.deployment, 0.1e9)
     assert "room for 0 " in found
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"padded_to": [8, 4]}, r"padded_to is \[8, 4\]; it has to be ascending numbers"),
+        ({"padding": [4, 8]}, "but there is no such key$"),
+    ],
+)
+def test_step_times_that_are_none(
+    plan: Plan, tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    """The message names the key, and no list of keys that does not have it."""
+    steps = {name: asdict(getattr(plan.step_model, name)) for name in STEPS}
+    file = tmp_path / "truth.json"
+    file.write_text(json.dumps({"steps": steps, **change}))
+    with pytest.raises(InputError, match=says):
+        read_true_steps(file)
