@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minicluster.command import terminable
-from minicluster.errors import InputError, TargetFailed
+from minicluster.errors import Fault, InputError, TargetFailed
 from minicluster.shell import talk
 from serving.cli.progress import progress
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from minicluster.plan import Deployment
     from minicluster.specs.calibration import Measurement
     from serving.cluster.state import State
-    from serving.measurement.step_benchmark import Extent, GridPoint
+    from serving.measurement.step_benchmark import GridPoint
 
 SEED = 1
 
@@ -42,7 +42,8 @@ def measure(
     state = current()
     deployment = read_deployment(DEPLOYMENT)
     if {pool.role for pool in deployment.pools} != {"prefill", "decode"}:
-        raise InputError("serving", "a mixed pool", "a prefill and a decode pool to time")
+        fault = Fault("has a mixed pool")
+        raise InputError(state.base_url, fault, "one with a prefill and a decode pool to time")
     with progress() as report, terminable():
         points = asyncio.run(time_deployment(deployment, state, report))
     rows = _rows(deployment, points)
@@ -68,7 +69,7 @@ async def time_deployment(
     from serving.api.access import authorization
     from serving.api.tls import trusting
     from serving.cluster.processes import cluster_processes
-    from serving.measurement.step_benchmark import TimingClient, time_grid
+    from serving.measurement.step_benchmark import Extent, TimingClient, time_grid
 
     def clock() -> CpuTimes:
         times = cpu_times(
@@ -90,23 +91,11 @@ async def time_deployment(
                 vocab_size=deployment.model.vocab_size,
                 rng=np.random.default_rng(SEED),
             )
-            return await time_grid(client, _extent(deployment), report, clock)
+            return await time_grid(client, Extent.of(deployment), report, clock)
     except aiohttp.ClientError as error:
         raise TargetFailed(
             f"{state.base_url}: {type(error).__name__} while timing: {error}"
         ) from None
-
-
-def _extent(deployment: Deployment) -> Extent:
-    from minicluster.engine_model.planned_limits import planned_limits
-    from serving.measurement.step_benchmark import Extent
-
-    decode = deployment.pool("decode")
-    return Extent(
-        context_tokens=deployment.engine.max_model_len,
-        sequences=decode.max_num_seqs,
-        kv_tokens=planned_limits(deployment, decode).max_tokens,
-    )
 
 
 def _rows(deployment: Deployment, points: Sequence[GridPoint]) -> tuple[Measurement, ...]:

@@ -14,6 +14,7 @@ import aiohttp
 import numpy as np
 
 from minicluster.contention import others_fraction
+from minicluster.engine_model.planned_limits import planned_limits
 from minicluster.errors import TargetFailed
 from minicluster.http_client.sse import DONE, EventParser
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from minicluster.contention import CpuTimes
+    from minicluster.plan import Deployment
 
 
 FIRST_ID = 300
@@ -234,6 +236,20 @@ class Extent:
     sequences: int
     kv_tokens: int
 
+    @classmethod
+    def of(cls, deployment: Deployment) -> Extent:
+        """Return what the engines of a prefill and a decode pool take."""
+        decode = deployment.pool("decode")
+        return cls(
+            context_tokens=deployment.engine.max_model_len,
+            sequences=decode.max_num_seqs,
+            kv_tokens=planned_limits(deployment, decode).max_tokens,
+        )
+
+    def sequence_tokens(self, batch: int) -> int:
+        """Return the tokens of each of *batch* sequences that the KV cache holds together."""
+        return min(self.context_tokens, self.kv_tokens // batch)
+
     @property
     def prefill_tokens(self) -> tuple[int, ...]:
         """Return the lengths of the prompts, ascending."""
@@ -263,8 +279,7 @@ class Extent:
         for batch in batches:
             points.append((batch, SHORT_CONTEXT))
             if batch in {1, self.sequences}:
-                most = min(self.context_tokens, self.kv_tokens // batch)
-                points.append((batch, int(LONG_CONTEXT * most)))
+                points.append((batch, int(LONG_CONTEXT * self.sequence_tokens(batch))))
         return tuple(points)
 
 
@@ -277,7 +292,8 @@ def grid(extent: Extent) -> tuple[GridStep, ...]:
         name = f"prefill of {tokens} tokens, alone"
         steps.append(GridStep(name, prompts * tokens, timing))
     for batch, context in extent.decode_points:
-        limit = extent.context_tokens - context
+        # In a cache without room for a window of short contexts sequences are preempted.
+        limit = max(2 * DECODE_STEPS, extent.sequence_tokens(batch) - context)
         timing = partial(time_decode, batch=batch, context=context, limit_tokens=limit)
         name = f"decode batch {batch} at {context} tokens, alone"
         steps.append(GridStep(name, batch * (context + DECODE_STEPS), timing))

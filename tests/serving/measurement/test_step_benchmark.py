@@ -114,6 +114,15 @@ def timed(others: tuple[float, ...] = ()) -> tuple[list[GridPoint], list[str]]:
     return [*points], told
 
 
+@pytest.mark.parametrize("kv_tokens", [10_000, 600])
+def test_timed_sequences_fit_into_the_kv_cache_together(kv_tokens: int) -> None:
+    """Those of a batch end before a full cache would preempt one; alone, at the context's end."""
+    extent = replace(SMALL, kv_tokens=kv_tokens)
+    timings = [step.run.keywords for step in step_benchmark.grid(extent) if "batch" in step.name]  # type: ignore[attr-defined]
+    ends = {timing["batch"]: timing["context"] + timing["limit_tokens"] for timing in timings}
+    assert ends == {1: 402, 3: min(402, kv_tokens // 3)}
+
+
 async def decode_of(client: TimingClient, batch: int, *, limit_tokens: int) -> object:
     """Time a decode step of short sequences."""
     extent = {"batch": batch, "context": 16, "limit_tokens": limit_tokens}

@@ -107,7 +107,7 @@ def calibrated(deployment: Deployment, truth: TrueSteps) -> CalibrationSpec:
     answers, steps = run(loaded(deployment, truth, burst))
     ttft_s, tpot_s, _ = latencies(answers)
     request_s = truth.steps.path.request_s
-    queued_s = np.array([each.prefilled_s - each.sent_s for each in answers]) - request_s
+    queued_s = np.array([answer.prefilled_s - answer.sent_s for answer in answers]) - request_s
     phases = {
         INGRESS: np.full(len(burst), request_s),
         QUEUED_PREFILL: queued_s,
@@ -130,17 +130,12 @@ def calibrated(deployment: Deployment, truth: TrueSteps) -> CalibrationSpec:
 
 async def timed(deployment: Deployment, truth: TrueSteps) -> GridPoints:
     """Time the grid on an endpoint of these engines, on cores that nothing else takes."""
-    decode = deployment.pool("decode")
-    extent = Extent(
-        context_tokens=deployment.engine.max_model_len,
-        sequences=decode.max_num_seqs,
-        kv_tokens=1_000_000,
-    )
 
     def clock() -> CpuTimes:
         return CpuTimes(at_s=time.monotonic(), busy_s=0.0, ours_s=0.0, cores=1)
 
-    return await time_grid(ForeignEndpoint(deployment, truth), extent, lambda _: None, clock)
+    endpoint = ForeignEndpoint(deployment, truth)
+    return await time_grid(endpoint, Extent.of(deployment), lambda _: None, clock)
 
 
 async def loaded(
@@ -160,9 +155,9 @@ def arriving(rate: float, count: int, *, seed: int) -> Arrivals:
 
 def latencies(answers: list[Answer]) -> tuple[NDArray[np.float64], ...]:
     """Return TTFT, TPOT and E2E of each answer."""
-    ttft_s = np.array([each.ttft_s for each in answers])
-    e2e_s = np.array([each.stamps[-1][0] - each.sent_s for each in answers])
-    return ttft_s, (e2e_s - ttft_s) / (np.array([each.tokens for each in answers]) - 1), e2e_s
+    ttft_s = np.array([answer.ttft_s for answer in answers])
+    e2e_s = np.array([answer.stamps[-1][0] - answer.sent_s for answer in answers])
+    return ttft_s, (e2e_s - ttft_s) / (np.array([answer.tokens for answer in answers]) - 1), e2e_s
 
 
 def statistics(values: NDArray[np.float64]) -> tuple[float, ...]:
