@@ -1,7 +1,7 @@
 """
 Calibrate to engines whose steps nobody planned, plan, serve, load: predicted beside measured.
 
-    python benchmarks/foreign_engines.py --seed 1      # about 12 minutes on 2 quiet cores
+    python benchmarks/foreign_engines.py --seed 1      # 8 minutes on 2 quiet cores
 
 The engines are simulated (`serving up --step-times`): each part of their steps is 0.6 to 1.8 times
 the plan's, drawn once by the seed, with overheads that the sizer has no constants for, CUDA graphs'
@@ -155,8 +155,8 @@ def loop(
             typed(out, "serving", "up", "plan.json", "--port", "0", *simulated)
             for share in shares:
                 rows += load(out, share, round(share * capacity, 3), load_s)
-                found = [asdict(row) | {"error": row.error} for row in rows]
-                write_atomically(out / "errors.json", json.dumps(found, indent=1) + "\n")
+                errors = [asdict(row) | {"error": row.error} for row in rows]
+                write_atomically(out / "errors.json", json.dumps(errors, indent=1) + "\n")
     finally:
         with uninterrupted():
             typed(out, "serving", "down", endings=range(256))
@@ -194,8 +194,8 @@ def planned(out: Path, rate: float, name: str) -> dict[str, Any]:
 
 def compared(verdict: Path, share: float, rate: float, requests: int) -> list[Row]:
     """Return the statistics of a load beside those of its own requests, simulated."""
-    found = json.loads(verdict.read_text(encoding="utf-8"))["comparison"]["rows"]
-    by_name = {(row["metric"], row["statistic"]): row for row in found}
+    compared_rows = json.loads(verdict.read_text(encoding="utf-8"))["comparison"]["rows"]
+    by_name = {(row["metric"], row["statistic"]): row for row in compared_rows}
     return [
         Row(
             share=share,

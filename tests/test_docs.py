@@ -56,5 +56,5 @@ def test_the_readme_has_the_errors_of_the_validation_page() -> None:
     classes = [line.split(" | ") for line in table.splitlines()[2:]]
     rows = [" | ".join((*cells[:3], *cells[4:6])) for cells in classes]
     shown = [row for row in rows if row.split(" | ")[0] != "| static"]
-    assert len(shown) > 5  # noqa: PLR2004  (classes)
+    assert len(shown) > 5
     assert [row for row in shown if f"{row} |" not in readme] == []

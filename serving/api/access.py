@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.http_client.authorization import bearer
 from serving.admission.controller import ANONYMOUS, RIGHTS, KeyHolder
 from serving.protocol.messages import refuse
@@ -250,11 +250,11 @@ def _entries(environment: Mapping[str, str]) -> list[_KeyEntry]:
         entries = list((_of_tables if toml else _of_lines)(text, variable))
         if not entries:
             raise InputError(
-                variable, "empty", "at least one key", "unset it to serve without keys"
+                variable, Fault("has no key"), "at least one key", "unset it to serve without keys"
             )
         for entry in entries:
             if by_digest.setdefault(entry.digest, entry) is not entry:
-                raise InputError(entry.place, "a key that is there already", "each key once")
+                raise InputError(entry.place, Fault("repeats a key"), "a key that is there once")
     return list(by_digest.values())
 
 
@@ -276,13 +276,15 @@ def _of_lines(text: str, variable: str) -> Iterator[_KeyEntry]:
 def _of_line(parts: list[str], place: str) -> _KeyEntry:
     """Read `key`, `name:key` or `name:key:limit`; no error shows a part, which may be a secret."""
     if len(parts) > 3:  # noqa: PLR2004
-        raise InputError(place, f"{len(parts)} parts", "key, name:key or name:key:limit")
+        raise InputError(place, Fault(f"has {len(parts)} parts"), "key, name:key or name:key:limit")
     name, secret, *limits = parts if len(parts) > 1 else ("", *parts)
     if len(secret) < SHORTEST:
-        raise InputError(place, f"{len(secret)} characters", f"a key of at least {SHORTEST}")
+        fault = Fault(f"has a key of {len(secret)} characters")
+        raise InputError(place, fault, f"one of at least {SHORTEST}")
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", limit) for limit in limits):
-        expected = "in name:key:limit a number of requests, at least 1, as the limit"
-        raise InputError(place, "no such number", expected, "a key with a colon needs TOML")
+        expected = "name:key:limit with a number of requests, at least 1"
+        fault = Fault("has a limit that is not one")
+        raise InputError(place, fault, expected, "a key with a colon needs TOML")
     digest = _digest(secret)
     holder = KeyHolder(
         name=name or f"key-{digest.hex()[:6]}",
@@ -297,7 +299,7 @@ def _of_tables(text: str, variable: str) -> Iterator[_KeyEntry]:
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"line \d+, column \d+|end of document", str(error))
         place = f"{variable}, {where[0]}," if where else variable
-        raise InputError(place, "no TOML", "[[keys]] tables") from None
+        raise InputError(place, Fault("is not TOML"), "[[keys]] tables") from None
     except ValidationError as error:
         raise _refused_table(error, variable) from None
     for number, table in enumerate(tables.keys, start=1):
@@ -320,8 +322,8 @@ def _refused_table(error: ValidationError, variable: str) -> InputError:
     if first["type"] == "missing":
         return InputError(place, None, "a value")
     if first["type"] == "extra_forbidden":
-        return InputError(place, "unknown", f"one of {', '.join(KeyTable.model_fields)}")
-    return InputError(place, "not valid", message.removeprefix("expected "))
+        return InputError(place, Fault("is unknown"), f"one of {', '.join(KeyTable.model_fields)}")
+    return InputError(place, Fault("is not valid"), message.removeprefix("expected "))
 
 
 def _digest(secret: str) -> bytes:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from minicluster.command import terminable
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from serving.cli.progress import progress
 
 app = typer.Typer(help="Labelled Ray cluster to deploy on.", no_args_is_help=True)
@@ -42,7 +42,8 @@ def up(
     from serving.deployment.compile import kind_of, ray_nodes
 
     if (plan is None) == (nodes is None):
-        raise InputError("cluster up", "a plan and --nodes", "one of the two")
+        given = "has neither a plan nor" if plan is None else "has both a plan and"
+        raise InputError("serving cluster up", Fault(f"{given} --nodes"), "one of the two")
     if plan is not None:
         deployment = read_deployment(plan)
         raylets = ray_nodes(deployment, kind_of(deployment))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from minicluster.command import uninterrupted
-from minicluster.errors import InputError, TargetFailed
+from minicluster.errors import Fault, InputError, TargetFailed
 from minicluster.plan import NODE_LABEL, ROLE_LABEL, read_deployment
 from serving.cluster.local_cluster import token_file
 from serving.cluster.ports import NIXL_PORT, NIXL_PORTS, free_nixl_port
@@ -85,7 +85,8 @@ def refuse_replacement(running: State, deployment: Deployment) -> None:
     if is_gone(running) or not running.ready:
         raise TargetFailed(f"the deployment at {running.base_url} is not up ({WAY_OUT})")
     if running.true_steps:
-        raise InputError("serving", "--step-times", "engines with the plan's step times", WAY_OUT)
+        fault = Fault("has engines with the step times of --step-times")
+        raise InputError(running.base_url, fault, "one with the plan's step times", WAY_OUT)
     served = read_deployment(DEPLOYMENT).model.id
     if deployment.model.id != served:
         expected = f"{served}, which clients of {running.base_url} name"
