@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from minicluster.errors import NegativeAnswer
 from minicluster.files import make_folder, write_atomically
 from minicluster.pages.write import write_page
 from minicluster.shell import say, talk
@@ -26,6 +27,7 @@ from sizing.cli.common import (
 from sizing.stacks import FORMAT_NAMES
 
 if TYPE_CHECKING:
+    from minicluster.plan import Plan
     from sizing.scenario import Scenario
     from sizing.stacks.read import ReadDeployment
 
@@ -113,31 +115,41 @@ def _limits(served: Scenario) -> str:
 
 
 def _print_better(served: Scenario, found: ReadDeployment, *, as_json: bool) -> None:
-    """Predict the pools that run, plan for the same load and SLO, and print both."""
+    """Predict the pools that run, plan for the same load and SLO, and print what there is."""
     from minicluster.plan import to_json
-    from sizing.planner.plan import plan_classes
+    from sizing.planner.plan import NoPlan, plan_classes
     from sizing.planner.predict import predict
     from sizing.planner.workers import Workers
     from sizing.report.today import today_table
 
+    plans: dict[str, Plan] = {}
+    no_plan: NoPlan | None = None
     with talk.status("searching layouts"), Workers.beside(None) as workers:
         today = predict(served, **found.pools)
-        plans = plan_classes(served, workers=workers).chosen
-    data = {
+        try:
+            plans = plan_classes(served, workers=workers).chosen
+        except NoPlan as error:
+            no_plan = error
+    data: dict[str, object] = {
         "today": asdict(today),
         "better": {of: json.loads(to_json(plan)) for of, plan in plans.items()},
         "notes": found.notes,
     }
+    if no_plan is not None:
+        data["infeasible"] = asdict(no_plan.infeasible)
     notes = (*found.notes, _limits(served))
     show(data, today_table(today, served, plans), *notes, as_json=as_json)
+    if no_plan is not None:
+        raise NegativeAnswer(str(no_plan), answered=as_json)
 
 
 def _file_or_text(source: str) -> Path | str:
     """Return a command that was given itself as it is; else the file, `-` standard input's."""
     from sizing.catalog.folder import exists
+    from sizing.stacks.read import is_command
 
     file = STDIN if source == "-" else Path(source)
-    return source if len(source.split()) > 1 and not exists(file) else file
+    return source if is_command(source) and not exists(file) else file
 
 
 def traffic(

@@ -24,7 +24,7 @@ from sizing.stacks import dynamo, ray
 from sizing.stacks.documents import YamlTable, documents
 from sizing.stacks.flags import effects, positive, table
 from sizing.stacks.kubernetes import PODS, read_pods
-from sizing.stacks.script import ENGINE, Launch, engines_of_script
+from sizing.stacks.script import DOCKER, ENGINE, PODMAN, Launch, engines_of_script
 from sizing.stacks.vllm import ROLES, ReadEngine, read_vllm
 
 if TYPE_CHECKING:
@@ -193,6 +193,14 @@ def read_deployed(source: Path | str) -> ReadDeployment:
         fault = Fault("tells engines apart as prefill and decode, but not by themselves")
         raise InputError(place, fault, "a file that says the role of each", ROLES)
     return _together(engines, place, notes)
+
+
+def is_command(text: str) -> bool:
+    """Say whether a text starts an engine or a container; else it is the name of a file."""
+    word, *others = text.split() or [""]
+    if not others:
+        return False
+    return word in {DOCKER, PODMAN} or bool(ENGINE.search(text) or OTHER_ENGINES.search(text))
 
 
 def _place(source: Path | str) -> str:

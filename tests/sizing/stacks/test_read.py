@@ -90,6 +90,33 @@ def test_what_runs_beside_what_would_be_better(sizing: Sizing) -> None:
     assert "judged by [slo]: TTFT < 500.0 ms and TPOT < 30.0 ms at p99" in done.out
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_runs_is_predicted_where_nothing_is_better(
+    sizing: Sizing,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Of an SLO that no plan holds, today's pools are still predicted, with the reason."""
+    limits = ("--set", "slo.ttft_s=0.0001", "--set", "search.pools=mixed")
+    flags = ("--scenario", BASE, *limits, "--better", *(["--json"] if as_json else []))
+    done = sizing("read", f"{SERVE} -tp 8", *flags)
+    assert done.code == 3
+    if as_json:
+        answer = json.loads(done.out)
+        assert (answer["better"], answer["infeasible"]["binds"]) == ({}, "SLO floor")
+        assert answer["today"]["prediction"]["capacity_requests_per_s"] > 0
+    else:
+        assert "saturates at" in done.out
+        assert "no plan:" in done.err
+
+
+@pytest.mark.parametrize("words", ["my launch.sh", "no vllm here.sh", "python run.py"])
+def test_a_missing_file_is_named_as_one(sizing: Sizing, words: str) -> None:
+    """Of words that start no engine; a command that starts another is told so."""
+    assert f"{words} does not exist" in sizing("read", words, "--scenario", BASE).err
+    other = sizing("read", "trtllm-serve some/model", "--scenario", BASE)
+    assert "the command starts another engine, trtllm-serve" in other.err
+
+
 def test_experts_are_whole_on_all_gpus_of_a_replica(read: Any) -> None:  # noqa: ANN401
     """`--enable-expert-parallel` has no width of its own in vLLM."""
     asked, found = read(
