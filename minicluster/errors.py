@@ -94,8 +94,8 @@ def missing_package(name: str | None) -> InputError | None:
     or_gpu = ", or gpu on a machine with GPUs" if extra == "cpu" else ""
     way_out = f"pip install 'REPOSITORY[{extra}]', where minicluster was installed from"
     return InputError(
-        f"the package {name}", Fault("is not installed"), f"added by the extra {extra}{or_gpu}",
-        way_out,
+        f"the package {name}", Fault("is not installed"),
+        f"installed with the extra {extra}{or_gpu}", way_out,
     )  # fmt: skip
 
 

@@ -108,11 +108,13 @@ def refuse_unwritable(path: Path) -> None:
     """Refuse a file that cannot be written, before the work whose result it is to hold."""
     folder = path.parent
     if path.is_dir():
-        raise InputError(str(path), "a folder", "a file that can be written")
+        raise InputError(str(path), Fault("is a folder"), "a file that can be written")
     if not folder.is_dir():
-        raise InputError(str(path), f"in no folder: {folder} is not there", "an existing folder")
+        raise InputError(
+            str(path), Fault(f"is in no folder: {folder} is not there"), "in an existing folder"
+        )
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(str(path), "not writable", "a file that can be written")
+        raise InputError(str(path), Fault("is not writable"), "a file that can be written")
 
 
 def make_folder(folder: Path, place: str) -> None:

@@ -13,7 +13,7 @@ from loadtest.run.client_health import new_client
 from loadtest.run.folder import as_json, prepare
 from loadtest.run.run_config import RunLength, make_job, planned_load
 from loadtest.run.schedule import Window
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import read_text, write_together
 from minicluster.plan import read_plan
 from minicluster.workload.samples import Sample, to_line
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOOLS = "results of `vllm bench serve`, GuideLLM, AIPerf or inference-perf, request by request"
+LISTS = "a file of lists with a value for each request"
 NS = 1e-9
 MOST_TOKENS = 10_000_000
 """No answer has more: a file that says so is broken, and would fill the memory."""
@@ -124,7 +125,9 @@ def import_run(results: Path, plan: Path, folder: Path, *, benchmark: int | None
     answers = sorted(found, key=lambda request: request.due_s)
     counted = sum(request.outcome != "unfinished" for request in answers)
     if counted < 2:  # noqa: PLR2004  (one request has no rate)
-        raise InputError(str(results), f"{counted} requests", "two requests or more")
+        raise InputError(
+            str(results), Fault(f"has only {counted} requests"), "a run of two requests or more"
+        )
     first_s = answers[0].due_s
     samples = [_sample(at, each, first_s) for at, each in enumerate(answers)]
     schedule = tuple(
@@ -183,16 +186,22 @@ def _read(path: Path, benchmark: int | None) -> tuple[str, list[ToolRequest], Pa
     raw, place = _parsed(read_text(path, TOOLS), str(path)), str(path)
     for is_summary, way_out in SUMMARIES:
         if is_summary(raw):
-            raise InputError(place, "a summary", "the results request by request", way_out)
+            raise InputError(
+                place, Fault("is a summary"), "the results request by request", way_out
+            )
     for tool, (known, read, pacing) in READERS.items():
         if known(raw):
             try:
                 answers = list(_checked(read(raw, place, benchmark), place))
                 return tool, answers, pacing(raw, benchmark)
             except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
-                expected = "the fields of its tool, streamed answers (docs/stacks.md)"
-                raise InputError(place, f"{type(error).__name__}: {error}", expected) from None
-    raise InputError(place, "another format", TOOLS)
+                expected = (
+                    "a file with the fields of its tool and streamed answers (docs/stacks.md)"
+                )
+                raise InputError(
+                    place, Fault(f"cannot be read: {type(error).__name__}: {error}"), expected
+                ) from None
+    raise InputError(place, Fault("is in another format"), TOOLS)
 
 
 def _parsed(text: str, place: str) -> Any:  # noqa: ANN401  (a document of another tool)
@@ -205,7 +214,9 @@ def _parsed(text: str, place: str) -> Any:  # noqa: ANN401  (a document of anoth
         try:
             documents += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}:{number}", str(error), f"JSON: {TOOLS}") from None
+            raise InputError(
+                f"{place}:{number}", Fault(f"is not JSON: {error}"), f"JSON: {TOOLS}"
+            ) from None
     return documents
 
 
@@ -216,13 +227,15 @@ def _checked(answers: Iterator[ToolRequest], place: str) -> Iterator[ToolRequest
         times = (each.due_s, each.start_s, *each.chunk_s)
         rising = all(before <= after for before, after in pairwise(times))
         if not (rising and all(map(math.isfinite, (*times, each.end_s)))):
-            expected = "finite times that rise from the send on"
-            raise InputError(where, f"{times[:4]} s", expected)
+            expected = "a request whose times are finite and rise from the send on"
+            raise InputError(where, Fault(f"has the times {times[:4]} s"), expected)
         if each.outcome == "ok" and not (each.chunk_s and each.output_tokens > 0):
-            expected = "a first token and a count of output tokens, or an error"
-            raise InputError(where, f"{each.output_tokens} output tokens", expected)
+            expected = "an answer with a first token and a count of output tokens, or an error"
+            raise InputError(where, Fault(f"has {each.output_tokens} output tokens"), expected)
         if each.outcome == "ok" and not each.input_tokens:
-            raise InputError(where, each.input_tokens, "a count of prompt tokens")
+            raise InputError(
+                f"{where}: input tokens", each.input_tokens, "a count of prompt tokens"
+            )
         yield each
 
 
@@ -264,7 +277,7 @@ def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[ToolReques
     absent = [name for name in names if name not in raw]
     if absent:
         way_out = "run it with --save-result --save-detailed"
-        raise InputError(place, f"no {', '.join(absent)}", "lists with a value a request", way_out)
+        raise InputError(place, Fault(f"has no {', '.join(absent)}"), LISTS, way_out)
     closed = _vllm_pacing(raw, None).closed
     waits_s = [0.0] * len(raw["start_times"]) if closed else raw.get("queue_times")
     if waits_s is not None:
@@ -272,7 +285,12 @@ def _vllm(raw: dict[str, Any], place: str, _: int | None) -> Iterator[ToolReques
         raw = {**raw, "queue_times": waits_s}
     counts = {name: len(raw[name]) for name in names}
     if len(set(counts.values())) > 1:
-        raise InputError(place, counts, "lists of one length", "run the benchmark again")
+        raise InputError(
+            place,
+            Fault(f"has lists of several lengths, {json.dumps(counts)}"),
+            LISTS,
+            "run the benchmark again",
+        )
     for start_s, ttft_s, gaps_s, prompt, output, error, *wait_s in zip(
         *(raw[name] for name in names), strict=True
     ):
@@ -318,8 +336,8 @@ def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterato
         kept, total = chosen["requests"].get(kind) or (), chosen["metrics"]["request_totals"][kind]
         if len(kept) != total:
             way_out = "run it without a sample size of requests"
-            expected = f"all {total:,} {kind} requests"
-            raise InputError(place, f"{len(kept):,} of them", expected, way_out)
+            fault = Fault(f"has only {len(kept):,} {kind} requests")
+            raise InputError(place, fault, f"a file of all {total:,}", way_out)
         for request in kept:
             if kind != "incomplete" or request["request_start_time"] is not None:
                 yield _guidellm_request(request, kind, scheduled=scheduled)
@@ -328,8 +346,8 @@ def _guidellm(raw: dict[str, Any], place: str, benchmark: int | None) -> Iterato
 def _chosen(raw: dict[str, Any], place: str, benchmark: int | None) -> dict[str, Any]:
     benchmarks = raw["benchmarks"]
     if len(benchmarks) != 1 and benchmark is None:
-        expected = "one benchmark, or --benchmark with the number of one"
-        raise InputError(place, f"{len(benchmarks)} benchmarks", expected)
+        expected = "a file of one benchmark, or beside --benchmark with the number of one"
+        raise InputError(place, Fault(f"has {len(benchmarks)} benchmarks"), expected)
     if not 1 <= (benchmark or 1) <= len(benchmarks):
         raise InputError("--benchmark", benchmark, f"from 1 to {len(benchmarks)}")
     chosen: dict[str, Any] = benchmarks[(benchmark or 1) - 1]

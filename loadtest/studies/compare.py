@@ -9,7 +9,7 @@ import numpy as np
 
 from loadtest.verdict.slo import good, undecided
 from loadtest.verdict.verdict import PROVES_NOTHING
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.stats.bootstrap import MANY_RESAMPLES, differences, holm
 from minicluster.stats.confidence import design_effect
 from minicluster.stats.quantiles import summarise
@@ -105,7 +105,9 @@ def compare_runs(first: Judged, second: Judged, names: tuple[str, str]) -> RunCo
     windows = [judged.window for judged in both]
     for name, window in zip(names, windows, strict=True):
         if not window.answered:
-            raise InputError(name, "no request answered", "a run with at least one answer")
+            raise InputError(
+                name, Fault("has no answered request"), "a run with at least one answer"
+            )
     paired = _same_schedule(first.run, second.run)
     sides = tuple(map(_side, names, both))
     good = _good_change(both, sides, paired=paired)

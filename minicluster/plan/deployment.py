@@ -84,7 +84,9 @@ class EngineSettings(EngineOptions):
     def _check(self) -> None:
         if self.two_batch_overlap and self.all_to_all is None:
             place = self._place("two_batch_overlap")
-            raise InputError(place, self.two_batch_overlap, "all_to_all beside it", "plan again")
+            raise InputError(
+                place, self.two_batch_overlap, "no such key without all_to_all", "plan again"
+            )
         EngineOptions._check(self)  # noqa: SLF001  (super() knows no class with slots)
 
 

@@ -385,7 +385,7 @@ def _in_memory(document: dict[str, Any], place: str) -> dict[str, Any]:
             continue  # what is missing there is missing in the inputs, too, and refused there
         if said:
             raise InputError(
-                f"{place}: inputs.{inside}", SET, f"nothing there: a plan says it once, in {top}"
+                f"{place}: inputs.{inside}", SET, f"no such key: a plan says it once, in {top}"
             )
     return {name: value for name, value in raw.items() if name in names}
 

@@ -169,7 +169,8 @@ class EngineProfile(EngineOptions):
             it, by the model (docs/model.md, eq. M8).
         logit_bytes: peak memory of sampling per logit of a full batch; needed where
             `activation_bytes` is 0.
-        sorted_logit_bytes: the same of versions that sort the logits.
+        sorted_logit_bytes: the same of versions that sort the logits; needed beside
+            `sorts_logits_until`.
         sorts_logits_until: first version that does not.
         runtime_bytes: CUDA context and graphs per GPU; buffers of collectives are counted apart.
         max_num_batched_tokens: token budget of a step.
@@ -264,6 +265,15 @@ class EngineProfile(EngineOptions):
         """Name, version and connector of the profile."""
         connector = () if self.connector == "none" else (self.connector,)
         return "-".join((self.name, self.version, *connector))
+
+    def _check(self) -> None:
+        EngineOptions._check(self)  # noqa: SLF001  (super() knows no class with slots)
+        if not (self.activation_bytes or self.logit_bytes):
+            expected = "a number above 0 where activation_bytes is 0"
+            raise InputError(self._place("logit_bytes"), self.logit_bytes, expected)
+        if self.sorts_logits_until and not self.sorted_logit_bytes:
+            expected = "a number above 0 beside sorts_logits_until"
+            raise InputError(self._place("sorted_logit_bytes"), self.sorted_logit_bytes, expected)
 
     @property
     def prompt_tokens_per_step(self) -> int:

@@ -391,10 +391,12 @@ class ModelSpec(Spec):
                 raise InputError(name, layers, f"0 to num_layers = {self.num_layers}")
         if self.num_full_layers < 0:
             raise InputError(
-                "num_window_layers", self.num_window_layers, "layers that are not linear"
+                "num_window_layers",
+                self.num_window_layers,
+                "at most the layers that are not linear",
             )
         if self.index and not self.mla:
-            raise InputError("index", self.index, "latent attention beside it")
+            raise InputError("index", self.index, "no such table without latent attention")
 
     @property
     def num_linear_layers(self) -> int:

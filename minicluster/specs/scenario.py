@@ -394,7 +394,9 @@ def _check_lora(engine: EngineChoice, workload: WorkloadSpec) -> None:
         )
     for name in ("speculative_tokens", "two_batch_overlap"):
         if getattr(engine, name):
-            raise InputError("engine.max_loras", slots, f"none with {name}: not modelled together")
+            raise InputError(
+                "engine.max_loras", slots, f"no such key with {name}: not modelled together"
+            )
 
 
 def _check_without_slots(engine: EngineChoice, workload: WorkloadSpec) -> None:
@@ -410,5 +412,5 @@ def _check_without_slots(engine: EngineChoice, workload: WorkloadSpec) -> None:
     }
     for place, value in keys.items():
         if value:
-            expected = "engine.max_loras and workload.lora_adapters beside it"
+            expected = "no such key without engine.max_loras and workload.lora_adapters"
             raise InputError(place, value, expected, "give both, or leave it out")

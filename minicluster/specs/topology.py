@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, choice
 
 if TYPE_CHECKING:
@@ -61,9 +61,13 @@ class TierSpec(Spec):
         units = [key for key in BANDWIDTH_UNITS if getattr(self, key) is not None]
         if len(units) > 1:
             both = " and ".join(units)
-            raise InputError(f"{place}: {both}", "given together", "exactly one bandwidth")
+            raise InputError(
+                f"{place}: {both}", Fault("are given together"), "exactly one bandwidth"
+            )
         if self.two_way and not units:
-            raise InputError(f"{place}.two_way", "true", "a bandwidth in the same table")
+            raise InputError(
+                f"{place}.two_way", True, "no such key without a bandwidth in the same table"
+            )
         if not self.oversubscription >= 1:
             expected = "1 or more: downlinks for each uplink"
             where = f"{place}.oversubscription"

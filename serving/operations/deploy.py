@@ -364,7 +364,8 @@ def _check(deployment: Deployment, site: Site, machine: Target, running: State |
         expectation = "nothing deployed from this directory"
         raise InputError("serving", running.base_url, expectation, "--replace, or `serving down`")
     if site.address is not None and KEYS in os.environ:
-        raise InputError(KEYS, SET, f"{KEYS_FILE} where the cluster is not started here")
+        expectation = "no such variable where the cluster is not started here"
+        raise InputError(KEYS, SET, expectation, f"set {KEYS_FILE}")
     ours = running is not None and running.base_url == site.base_url
     if not ours and not is_free(site.host, site.port):
         raise InputError(

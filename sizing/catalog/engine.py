@@ -131,7 +131,9 @@ def _all_to_all(choice: EngineChoice, profile: EngineProfile, place: str) -> All
             expected = f"no such key: the profile of {engine} knows no two-batch overlap"
             raise InputError(where, True, expected, "leave out two_batch_overlap")  # noqa: FBT003
         if name is None:
-            expected = f"engine.all_to_all beside it, one of {known}: {engine} overlaps no other"
+            expected = (
+                f"no such key without engine.all_to_all, one of {known}: {engine} overlaps no other"
+            )
             raise InputError(where, True, expected, f"set engine.all_to_all = {known}")  # noqa: FBT003
     if name is None:
         return None

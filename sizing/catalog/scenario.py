@@ -83,7 +83,7 @@ def _take_trace(load: dict[str, Any], place: str) -> None:
         load["requests_per_s"] = traffic.busiest_per_s
         if traffic.busiest_per_s is None:
             fault = Fault("has requests that all come at once, which is no rate")
-            expected = "requests at different times, or requests_per_s beside it"
+            expected = "a trace of requests at different times, or beside requests_per_s"
             raise InputError(f"{place}.trace: {trace}", fault, expected)
 
 

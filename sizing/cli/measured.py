@@ -12,7 +12,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from minicluster.errors import InputError
+from minicluster.errors import SET, InputError
 from minicluster.files import write_atomically, write_table
 from minicluster.shell import say
 from sizing.cli.common import AsJson, Overrides, out_file, show, tracked
@@ -111,14 +111,16 @@ def calibrate(  # noqa: PLR0913  (a command's options)
 
     engine |= step_times is not None
     if keep and not engine:
-        raise InputError("--keep", True, "--engine, which deploys what is kept")
+        expected = "no such option without --engine, which deploys what is kept"
+        raise InputError("--keep", SET, expected)
     if samples:
         if scenario is not None or engine or steps or overrides:
             expected = "no SCENARIO, --set, --engine or --steps besides"
             raise InputError("--from", str(samples[0]), expected)
         recalibrate(samples, held_out=hold_out or (), plan=plan, out=out, as_json=as_json)
     elif plan or hold_out:
-        raise InputError("--plan" if plan else "--hold-out", None, "--from samples.jsonl with it")
+        expected = "no such option without --from samples.jsonl"
+        raise InputError("--plan" if plan else "--hold-out", SET, expected)
     elif scenario is None:
         raise InputError("SCENARIO", None, "a scenario, or load tests with --from samples.jsonl")
     else:

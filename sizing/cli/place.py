@@ -175,7 +175,7 @@ def _check_written(plan: Path | None, cluster: str | None) -> None:
         raise InputError("--out", "without --emit", "a plan to write the placement into")
     if cluster is not None:
         raise InputError(
-            "--cluster", cluster, "none beside --out: the plan was made for its own cluster",
+            "--cluster", cluster, "no such option beside --out: a plan keeps its own cluster",
             f"plan again: `sizing plan SCENARIO --set cluster.preset={cluster}`",
         )  # fmt: skip
 

@@ -68,7 +68,7 @@ def _label(line: Mapping[str, str], place: str) -> RowLabel:
     if kind == LAYOUT and (cells := dict(WIDTH.findall(evidence))):
         return RowLabel(cells=cells)
     if kind in (LAYOUT, DUPLICATE):
-        expected = "is tp=N ep=N ..." if kind == LAYOUT else "train:ID"
+        expected = "widths, such as tp=8 ep=8" if kind == LAYOUT else "the other row, as train:ID"
         raise InputError(f"{place}: evidence", evidence or None, expected)
     expected = f"one of {LAYOUT}, {DUPLICATE}, {AMBIGUOUS}"
     raise InputError(f"{place}: kind", kind or None, expected)

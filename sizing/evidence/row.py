@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.files import SURPLUS, read_table
 from minicluster.specs.slicing import Slicing
 from sizing.evidence.measured_row import Group, MeasuredRow
@@ -265,7 +265,7 @@ def read_rows(
     """
     lines = read_table(path, "a CSV of measured rows", REQUIRED)
     if not lines:
-        raise InputError(str(path), "a header alone", "a line for each measurement")
+        raise InputError(str(path), Fault("is a header alone"), "a line for each measurement")
     columns = lines[0][1]
     for name in SECONDS:
         for column in columns:

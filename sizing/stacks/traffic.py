@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minicluster.errors import Fault, InputError
+from minicluster.errors import SET, Fault, InputError
 from minicluster.files import read_text
 from minicluster.workload.lengths import independent_rows, length_rows
 from minicluster.workload.records import begins_as_json
@@ -75,7 +75,7 @@ def read_traffic(
             write_schedule(read.arrivals.requests(), trace)
         return traffic
     if trace is not None:
-        raise InputError("--out", str(trace), "a file with arrivals, which this one has not")
+        raise InputError("--out", SET, "no such option: this file has no arrivals")
     if reading.time_unit is not None:
         raise InputError("--time-unit", reading.time_unit, "no such option: this file has no times")
     return traffic

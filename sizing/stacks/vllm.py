@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.plan.vllm_args import (
     DTYPES,
     KV_ROLES,
@@ -326,7 +326,7 @@ def _connectors(args: dict[str, Any], where: str) -> list[Mapping[str, Any]]:
     config = _mapping(config, where)
     if size is not None:
         if config:
-            raise InputError(where, "beside --kv-offloading-size", "one of the two")
+            raise InputError(where, Fault("is beside --kv-offloading-size"), "one of the two")
         extra = {"cpu_bytes_to_use": size * 2**30}
         return [{"kv_connector": OFFLOADING, "kv_connector_extra_config": extra}]
     if config.get("kv_connector") != "MultiConnector":

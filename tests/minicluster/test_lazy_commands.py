@@ -126,8 +126,9 @@ def test_a_package_of_an_extra_that_is_absent_is_named(line: str, absent: str, e
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"the package {absent} is not installed; it has to be added by the extra {extra}" in (
-        done.stderr
+    assert (
+        f"the package {absent} is not installed; it has to be installed with the extra {extra}"
+        in (done.stderr)
     )
 
 

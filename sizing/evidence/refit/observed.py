@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minicluster.errors import InputError
+from minicluster.errors import Fault, InputError
 from minicluster.phases import HANDOFF, INGRESS, QUEUED_PREFILL, phase_s
 from minicluster.plan import Deployment, StepModel, read_plan
 from minicluster.specs.calibration import CalibrationSpec
@@ -102,7 +102,9 @@ def observed(
     _check_model(samples, deployment)
     sent = read_samples(samples)
     if not sent:
-        raise InputError(str(samples), "an empty file", "samples written by `loadtest run`")
+        raise InputError(
+            str(samples), Fault("is an empty file"), "samples written by `loadtest run`"
+        )
     kept = [sample for sample in sent if not sample.turned_away]
     kept.sort(key=lambda sample: (sample.due_s, sample.index))
     found = read_run_verdict(samples.parent / "verdict.json")
@@ -114,9 +116,11 @@ def observed(
     clear = outside(hiccups, _column(s.due_s for s in kept), _column(s.end_s for s in kept))
     counts = clear & [_answered(s) and s.in_window and s.due_s >= start_s for s in kept]
     if counts.sum() < FEWEST:
-        few = f"{int(counts.sum())} answered requests that count"
+        few = f"has only {int(counts.sum())} answered requests that count"
         few += "".join(f"; cut out: {hiccup.text}" for hiccup in hiccups)
-        raise InputError(str(samples), few, f"at least {FEWEST}", "a longer `loadtest run`")
+        raise InputError(
+            str(samples), Fault(few), f"a run with at least {FEWEST}", "a longer `loadtest run`"
+        )
     return Observed(
         name=str(samples),
         deployment=deployment,
@@ -185,7 +189,10 @@ def _check_model(samples: Path, deployment: Deployment) -> None:
     # Simulated engines with step times of their own report them, others repeat the plan's.
     if slowdown is not None and not (samples.parent / ENGINE_STEPS).exists():
         raise InputError(
-            str(order), "a run of simulated engines", "measurements", "they repeat the plan's model"
+            str(order),
+            Fault("is a run of simulated engines"),
+            "one of measured engines",
+            "they repeat the plan's model",
         )
     if served != deployment.model.id:
         expected = f"{deployment.model.id}, the plan's"

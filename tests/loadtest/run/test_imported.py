@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: changed(
             "GuideLLM", lambda raw: raw["benchmarks"][0]["requests"]["successful"].pop() and None
         ),
-        "all 11 successful requests",
+        "has only 10 successful requests; it has to be a file of all 11",
     ),
     "one request": (lambda: changed("inference-perf", lambda raw: raw[:1]), "two requests"),
     "a field is gone": (
@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no time at all": (
         lambda: changed("inference-perf", lambda raw: raw[1].update(end_time=float("nan"))),
-        "finite times",
+        "times are finite and rise",
     ),
     "an answer of nothing": (
         lambda: changed(

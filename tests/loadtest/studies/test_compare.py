@@ -42,7 +42,7 @@ def test_two_runs() -> None:
     assert found.notes == ()
     assert not any(c.significant for c in found.changes if c.metric == "tpot")
     assert not compared(first, make_run(samples_of(WAITS[:400].tolist(), per_s=50))).paired
-    with pytest.raises(InputError, match="no request answered"):
+    with pytest.raises(InputError, match="has no answered request"):
         compared(first, make_run([replace(s, outcome="cut") for s in ANSWERS]))
 
 

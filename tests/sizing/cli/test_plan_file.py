@@ -126,7 +126,7 @@ def test_the_json_schema_takes_plans_and_nothing_else(plan: Plan) -> None:
         (
             ("inputs", "scenario", "slo"),
             {},
-            "inputs.scenario.slo is set; it has to be nothing there",
+            "inputs.scenario.slo is set, but there is no such key: a plan says it once, in",
         ),
         (("inputs", "engine", "name"), "x", "a plan says it once, in engine.name"),
         (("more",), 1, "plan.json: more is 1, but there is no such field in a plan"),

@@ -53,8 +53,14 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ),
         ("calibrate -o x.json", "SCENARIO is missing"),
         ("calibrate laptop --from x -o x.json", "no SCENARIO"),
-        ("calibrate laptop --hold-out x -o x.json", "--hold-out is missing; it has to be --from"),
-        ("calibrate laptop --keep -o x.json", "--keep is true; it has to be --engine"),
+        (
+            "calibrate laptop --hold-out x -o x.json",
+            "--hold-out is set, but there is no such option without --from",
+        ),
+        (
+            "calibrate laptop --keep -o x.json",
+            "--keep is set, but there is no such option without --engine",
+        ),
     ],
     ("plan", *QUICK): [
         ("--set search.confidence_fraction=1", "from 0.5 to 0.99"),
@@ -88,7 +94,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
         ),
         (
             "--mixed 1xTP1xDP8xEP8 --set engine.two_batch_overlap=true",
-            "it has to be engine.all_to_all beside it, one of deepep",
+            "but there is no such key without engine.all_to_all, one of deepep",
         ),
         (
             "--mixed 1xTP1xDP8xEP8 --set engine.all_to_all=deepep",
@@ -150,7 +156,7 @@ OPTIONS: dict[tuple[str, ...], list[tuple[str, str]]] = {
     ],
     ("place", "PLAN"): [
         ("--tp 8", "a plan, or --tp"),
-        ("--cluster dgx-h100 -o x.json", "none beside --out"),
+        ("--cluster dgx-h100 -o x.json", "no such option beside --out"),
         ("--cluster dgx-h100 --emit ranks", "a training job"),
         ("--cluster dgx-h100 --spread rack", "a tier and a number"),
     ],

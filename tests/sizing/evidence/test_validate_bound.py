@@ -134,8 +134,14 @@ def test_labels_mend_rows_and_leave_others_out(sizing: Sizing, tmp_path: Path) -
     ("line", "said"),
     [
         ("one,moved,,x", "kind is 'moved'; it has to be one of layout"),
-        ("one,layout,,as its recipe", "evidence is 'as its recipe'; it has to be is tp=N"),
-        ("one,duplicate within file,,", "evidence is missing; it has to be train:ID"),
+        (
+            "one,layout,,as its recipe",
+            "evidence is 'as its recipe'; it has to be widths, such as tp=8",
+        ),
+        (
+            "one,duplicate within file,,",
+            "evidence is missing; it has to be the other row, as train:ID",
+        ),
     ],
 )
 def test_labels_that_say_nothing_are_refused(line: str, said: str, tmp_path: Path) -> None:

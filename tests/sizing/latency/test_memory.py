@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minicluster.engine_model.kv_cache import kv_bytes_per_token
+from minicluster.errors import InputError
 from minicluster.specs.model import ModelSpec
 from minicluster.specs.parameters import parameters
 from minicluster.specs.scenario import EngineChoice
@@ -94,6 +95,16 @@ def test_copies_of_experts_take_memory_where_groups_hold_experts() -> None:
     assert same == max(stage_weight_bytes(model, sliced))
     experts = 58 * 3 * 7168 * 2048 * 256 / 32
     assert after - before == pytest.approx(experts / 8, rel=0.01)  # fp8 and its scales
+
+
+@pytest.mark.parametrize("absent", ["logit_bytes", "sorted_logit_bytes"])
+def test_a_profile_says_what_sampling_takes(absent: str) -> None:
+    """Zero would leave too much to the KV cache; a working memory of its own needs none."""
+    engine = catalog.find_engine(EngineChoice(version="0.15"))
+    assert engine.sorts_logits_until
+    with pytest.raises(InputError, match=f"{absent} is 0.0; it has to be a number above 0"):
+        replace(engine, **{absent: 0.0})
+    replace(engine, activation_bytes=1.0, logit_bytes=0.0)
 
 
 @pytest.mark.parametrize(("model", "gemms"), [("llama-3.1-70b", 3), ("falcon-180b", 2)])
