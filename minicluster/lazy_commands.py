@@ -92,8 +92,8 @@ def imported(where: str, name: str) -> Any:  # noqa: ANN401  (likewise)
     else:
         one.command(name=name)(target)
     command: Any = get_group(one).commands[name]
-    for each in getattr(command, "commands", {}).values():  # else Click cuts these lines
-        each.short_help = (each.help or "").partition("\n\n")[0]
+    for inner in getattr(command, "commands", {}).values():  # else Click cuts these lines
+        inner.short_help = (inner.help or "").partition("\n\n")[0]
     return command
 
 

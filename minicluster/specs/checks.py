@@ -158,15 +158,13 @@ def sibling(name: str, known: Iterable[str]) -> str | None:
 
 
 @cache
-def dotted_keys(cls: Any) -> tuple[str, ...]:  # noqa: ANN401  (any hint)
-    """Return the keys of a dataclass, and of the dataclasses in it, dotted."""
-    if not is_dataclass(cls):
-        return ()
-    hints, keys = get_type_hints(cls), list[str]()
-    for name in (key.name for key in fields(cls)):
-        keys.append(name)
-        for inner in (hints[name], *get_args(hints[name])):
-            keys += [f"{name}.{key}" for key in dotted_keys(inner)]
+def dotted_keys(hint: Any) -> tuple[str, ...]:  # noqa: ANN401  (any hint)
+    """Return the keys of a dataclass, and of the dataclasses in it, dotted; of a tuple, its own."""
+    if not is_dataclass(hint):
+        return tuple(key for inner in get_args(hint) for key in dotted_keys(inner))
+    hints, keys = get_type_hints(hint), list[str]()
+    for name in (key.name for key in fields(hint)):
+        keys += [name, *(f"{name}.{key}" for key in dotted_keys(hints[name]))]
     return tuple(keys)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from minicluster.errors import Fault, InputError
+from minicluster.errors import SET, Fault, InputError
 from minicluster.specs.checks import Count, Fraction, NotNegative, Positive, Spec, choice
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class TierSpec(Spec):
             )
         if self.two_way and not units:
             raise InputError(
-                f"{place}.two_way", True, "no such key without a bandwidth in the same table"
+                f"{place}.two_way", SET, "no such key without a bandwidth in the same table"
             )
         if not self.oversubscription >= 1:
             expected = "1 or more: downlinks for each uplink"

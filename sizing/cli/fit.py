@@ -34,13 +34,13 @@ def fit(
 
     names = models or list(catalog.models())
     keys = overrides or []
-    found = [
+    fits = [
         fit_model(name, gpu, gpus, context_tokens=context, overrides=keys)
         for name in tracked(names, "models", total=len(names))
     ]
-    one = len(found) == 1
-    parts = fit_sections(found[0]) if one else models_sections(found)
-    data = [asdict(each) for each in found]
+    one = len(fits) == 1
+    parts = fit_sections(fits[0]) if one else models_sections(fits)
+    data = [asdict(model) | {"best": model.best and asdict(model.best)} for model in fits]
     show(data[0] if one else data, *parts, as_json=as_json)
-    if not any(each.best for each in found):
+    if not any(model.best for model in fits):
         raise Exit(ExitCode.NEGATIVE)

@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 PARTS = ("weights", "activations and engine", "KV cache", "left to others")
 
 
-def fit_sections(found: ModelFit) -> Iterator[Section]:
+def fit_sections(fit: ModelFit) -> Iterator[Section]:
     """Yield the answer, and the memory of a GPU in each layout of a model."""
-    best, layouts = found.best, found.layouts
+    best, layouts = fit.best, fit.layouts
     whole = sum(layouts[0].parts_bytes.values()) if layouts else 0.0
     memory = f"{gigabytes(whole)} ({whole / 2**30:.1f} GiB, as CUDA reports it)"
-    where = f"{found.gpus} x {found.gpu}"
-    answer = f"{found.model} does not fit {where}"
+    where = f"{fit.gpus} x {fit.gpu}"
+    answer = f"{fit.model} does not fit {where}"
     if best is not None:
         answer = (
-            f"{found.model} fits {where}: {best.batch:,} sequences of"
-            f" {found.context_tokens:,} tokens as {best.replicas} x {best.layout}"
+            f"{fit.model} fits {where}: {best.batch:,} sequences of"
+            f" {fit.context_tokens:,} tokens as {best.replicas} x {best.layout}"
         )
     columns: dict[str, list[str | Cell]] = {
-        "layout": [each.layout for each in layouts],
-        "replicas": [str(each.replicas) for each in layouts],
+        "layout": [layout.layout for layout in layouts],
+        "replicas": [str(layout.replicas) for layout in layouts],
     }
     for name in PARTS:
-        columns[name] = [_size(each.parts_bytes[name]) for each in layouts]
+        columns[name] = [_size(layout.parts_bytes[name]) for layout in layouts]
     columns["sequences"] = [
-        f"{each.batch:,}" if each.batch else Cell("no", "bad") for each in layouts
+        f"{layout.batch:,}" if layout.batch else Cell("no", "bad") for layout in layouts
     ]
     note = (
-        f"memory of the fullest GPU, of {memory}; sequences of {found.context_tokens:,} tokens in"
+        f"memory of the fullest GPU, of {memory}; sequences of {fit.context_tokens:,} tokens in"
         " all replicas at once, as many as the engine runs. Whether an SLO holds is another"
         " question: sizing plan, or sizing capacity"
     )
@@ -55,17 +55,17 @@ def _size(value: float) -> str:
 def models_sections(fits: Sequence[ModelFit]) -> Iterator[Section]:
     """Yield the models that fit, the largest first, and the names of the others."""
     first, fitting = fits[0], largest_first(fits)
-    best = [each.best for each in fitting]
+    best = [fit.best for fit in fitting]
     columns = {
-        "model": [each.model for each in fitting],
-        "billion\nparameters": [f"{each.num_parameters / 1e9:,.1f}" for each in fitting],
-        "layout": [f"{each.replicas} x {each.layout}" for each in best if each],
-        "weights\nper GPU": [_size(each.parts_bytes["weights"]) for each in best if each],
-        "KV cache\nper GPU": [_size(each.parts_bytes["KV cache"]) for each in best if each],
-        "sequences": [f"{each.batch:,}" for each in best if each],
-        "of tokens": [f"{each.context_tokens:,}" for each in fitting],
+        "model": [fit.model for fit in fitting],
+        "billion\nparameters": [f"{fit.num_parameters / 1e9:,.1f}" for fit in fitting],
+        "layout": [f"{layout.replicas} x {layout.layout}" for layout in best if layout],
+        "weights\nper GPU": [_size(layout.parts_bytes["weights"]) for layout in best if layout],
+        "KV cache\nper GPU": [_size(layout.parts_bytes["KV cache"]) for layout in best if layout],
+        "sequences": [f"{layout.batch:,}" for layout in best if layout],
+        "of tokens": [f"{fit.context_tokens:,}" for fit in fitting],
     }
-    names = [each.model for each in fits if each.best is None]
+    names = [fit.model for fit in fits if fit.best is None]
     notes = [f"do not fit: {', '.join(names)}"] if names else []
     title = f"{len(fitting)} of {len(fits)} models fit {first.gpus} x {first.gpu}"
     details = ("weights\nper GPU", "KV cache\nper GPU")

@@ -74,8 +74,8 @@ class ModelFit:
     @property
     def best(self) -> LayoutFit | None:
         """Layout that holds the most sequences, the narrowest of equal ones; `None`: none fits."""
-        fitting = [each for each in self.layouts if each.batch]
-        return max(fitting, key=lambda each: each.batch, default=None)
+        fitting = [layout for layout in self.layouts if layout.batch]
+        return max(fitting, key=lambda layout: layout.batch, default=None)
 
 
 def fit(
@@ -110,13 +110,14 @@ def _inputs(model: str, gpu: str, gpus: int, context_tokens: int, overrides: Ove
     device = find_gpu(gpu, place="--gpu")
     if device.kind == "cpu":
         raise InputError("--gpu", gpu, "a GPU: a CPU has no memory of its own")
-    joined = [each.gpus_per_hb_domain for each in clusters().values() if each.gpu == device.name]
+    presets = [preset for preset in clusters().values() if preset.gpu == device.name]
+    domain = max((preset.gpus_per_hb_domain for preset in presets), default=DOMAIN)
     longest = min(context_tokens, find_model(model, place="MODEL").max_context_tokens)
     raw = {
         "model": {"id": model, "max_context_tokens": longest},
         "cluster": {
             "gpu": device.name,
-            "gpus_per_node": min(gpus, max(joined, default=DOMAIN)),
+            "gpus_per_node": min(gpus, domain),
             "max_gpus": gpus,
         },
         "workload": {"requests_per_s": 1.0, "input_tokens": longest - 1, "output_tokens": 1},
@@ -143,5 +144,5 @@ def _layout_fit(inputs: Inputs, shape: LayoutShape, gpus: int) -> LayoutFit:
 
 def largest_first(fits: Sequence[ModelFit]) -> list[ModelFit]:
     """Return the models that fit, the largest first."""
-    fitting = [each for each in fits if each.best is not None]
-    return sorted(fitting, key=lambda each: -each.num_parameters)
+    fitting = [model for model in fits if model.best is not None]
+    return sorted(fitting, key=lambda model: -model.num_parameters)

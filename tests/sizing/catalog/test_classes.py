@@ -84,6 +84,7 @@ def test_a_written_mix_reads_back(mix: Scenario, tmp_path: Path) -> None:
         ({f"{MARGIN}.chat.output_tokens": None}, ["classes[chat].output_tokens", "a value"]),
         ({f"{MARGIN}.chat.prefix_tokens": 500}, ["classes[chat].prefix_tokens", "less than"]),
         ({f"{MARGIN}.chat.people": 3}, ["classes.0.people", "no such key", "sizing schema"]),
+        ({f"{MARGIN}.chat.input_token": 3}, ["classes.0.", "mean workload.classes.input_tokens?"]),
         ({f"{MARGIN}.absent.users": 3}, ["classes.absent", "absent is not a table"]),
         ({f"{MARGIN}.requests_per_s": 3}, ["workload.classes is not a table"]),
         ({f"{MARGIN}.chat.slo.ttft_s": -1}, ["classes.0.slo: ttft_s", "positive"]),

@@ -48,6 +48,10 @@ def test_smaller_weights_leave_more(sizing: Sizing) -> None:
     command = ("fit", "llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "1", "--json")
     plain, quantised = sizing(*command), sizing(*command, "--set", "model.weight_dtype=fp8")
     assert (plain.code, quantised.code) == (3, 0)
+    assert json.loads(plain.out)["best"] is None
+    answer = json.loads(quantised.out)
+    assert answer["best"] in answer["layouts"]
+    assert answer["best"]["batch"] > 0
     weights = [json.loads(each.out)["layouts"][0]["parts_bytes"]["weights"]
                for each in (plain, quantised)]  # fmt: skip
     assert weights[1] == pytest.approx(weights[0] / 2, rel=0.05)
