@@ -77,26 +77,26 @@ def written(value: object) -> str:
 
 
 EXTRAS = {
+    "plotly": "",
     **dict.fromkeys(("streamlit", "altair"), "ui"),
     **dict.fromkeys(("locust", "gevent", "geventhttpclient"), "loadtest"),
     **dict.fromkeys(("psutil", "ray", "vllm", "torch", "transformers", "nixl"), "cpu"),
     **dict.fromkeys(("aiohttp", "fastapi", "grpc", "starlette", "uvicorn", "tokenizers"), "cpu"),
     **dict.fromkeys(("h11", "prometheus_client", "safetensors"), "cpu"),
 }
-"""Extra of `pyproject.toml` that brings a package which `pip install` leaves out."""
+"""Extra of `pyproject.toml` that brings a package; empty: every install has the package."""
 
 
 def missing_package(name: str | None) -> InputError | None:
-    """Return the error for a package of an extra that is not installed; `None`: of no extra."""
+    """Return the error for a package of ours that is not installed; `None`: it is none of ours."""
     extra = EXTRAS.get((name or "").partition(".")[0])
     if extra is None:
         return None
     or_gpu = ", or gpu on a machine with GPUs" if extra == "cpu" else ""
-    way_out = f"pip install 'REPOSITORY[{extra}]', where minicluster was installed from"
-    return InputError(
-        f"the package {name}", Fault("is not installed"),
-        f"installed with the extra {extra}{or_gpu}", way_out,
-    )  # fmt: skip
+    brought = f"installed with the extra {extra}{or_gpu}" if extra else "installed with minicluster"
+    source = f"REPOSITORY[{extra}]" if extra else "REPOSITORY"
+    way_out = f"pip install '{source}', where minicluster was installed from"
+    return InputError(f"the package {name}", Fault("is not installed"), brought, way_out)
 
 
 class InputError(MiniclusterError):

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minicluster.errors import MiniclusterError
 from minicluster.files import write_atomically
 
 if TYPE_CHECKING:
@@ -23,7 +22,12 @@ HERE = Path(__file__).parent
 
 
 def render(page: Page) -> str:
-    """Return a page as HTML that needs no other file; every word of it is escaped."""
+    """
+    Return a page as HTML that needs no other file; every word of it is escaped.
+
+    Raises:
+        ModuleNotFoundError: Plotly, which charts need, is not installed.
+    """
     plotly = _packed_plotly() if page.figures else ""
     return _templates().get_template("page.html.j2").render(page=page, plotly=plotly)
 
@@ -46,7 +50,9 @@ def write_page(path: Path, page: Page) -> None:
     """
     Write a page, never in part.
 
-    Raises InputError: a file that cannot be written.
+    Raises:
+        InputError: a file that cannot be written.
+        ModuleNotFoundError: as `render`.
     """
     write_atomically(path, render(page))
 
@@ -61,7 +67,7 @@ def _packed_plotly() -> str:
     """
     package = find_spec("plotly")
     if package is None or package.origin is None:
-        raise MiniclusterError("charts need the package plotly: `pip install minicluster` has it")
+        raise ModuleNotFoundError("charts need the package plotly", name="plotly")
     script = Path(package.origin).parent / "package_data" / "plotly.min.js"
     return base64.b64encode(gzip.compress(script.read_bytes(), mtime=0)).decode()
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minicluster.errors import InputError
+from minicluster.errors import InputError, missing_package
 from minicluster.pages import figure, write
 from minicluster.pages.figure import Figure, axes, axis, bars, line, marks
 from minicluster.pages.latency import LatencyCurve, latency_distribution
@@ -168,6 +168,15 @@ def test_a_page_is_one_file_that_holds_plotly(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.html", "b.html"}
     with pytest.raises(InputError, match="a file that can be written"):
         write_page(tmp_path / "no" / "a.html", page())
+
+
+def test_without_plotly_charts_name_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was installed is installed again from where it came, not from a package index."""
+    write._packed_plotly.cache_clear()
+    monkeypatch.setattr(write, "find_spec", lambda _: None)
+    with pytest.raises(ModuleNotFoundError) as refused:
+        render(page())
+    assert "pip install 'REPOSITORY', where minicluster" in str(missing_package(refused.value.name))
 
 
 @pytest.mark.parametrize(
