@@ -26,13 +26,21 @@ function coloured(value, style) {
   const found = typeof value === "string" && value.match(/^var\((--[a-z]+)\)$/);
   return found ? style.getPropertyValue(found[1]).trim() : value;
 }
+function notDrawn(place, reason) {
+  place.classList.add("missing");
+  place.textContent = `This chart is not drawn: ${reason}.`;
+}
 function draw() {
   const style = getComputedStyle(document.documentElement);
-  for (const place of document.querySelectorAll(".chart")) {
+  for (const place of document.querySelectorAll(".chart:not(.missing)")) {
     if (place.offsetParent === null) continue; // folded away: it has no width yet
-    const figure = JSON.parse(place.nextElementSibling.textContent);
-    const layout = { ...figure.layout, template: { layout: LAYOUT } };
-    Plotly.react(place, coloured(figure.data, style), coloured(layout, style), CONFIG);
+    try {
+      const figure = JSON.parse(place.nextElementSibling.textContent);
+      const layout = { ...figure.layout, template: { layout: LAYOUT } };
+      Plotly.react(place, coloured(figure.data, style), coloured(layout, style), CONFIG);
+    } catch (error) {
+      notDrawn(place, error);
+    }
   }
 }
 async function unpack() {
@@ -45,9 +53,7 @@ unpack().then(() => {
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.addEventListener("toggle", draw, true);
-}).catch(() => {
-  for (const place of document.querySelectorAll(".chart")) {
-    place.classList.add("missing");
-    place.textContent = "This chart needs a browser of 2023 or later; its figures are below.";
-  }
+}, error => {
+  const reason = "DecompressionStream" in window ? error : "it needs a browser of 2023 or later";
+  for (const place of document.querySelectorAll(".chart")) notDrawn(place, reason);
 });

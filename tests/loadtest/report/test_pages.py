@@ -18,7 +18,7 @@ from loadtest.studies.compare import compare_runs
 from loadtest.verdict.resimulation import PredictedRequest, Resimulation
 from minicluster.pages.figure import BLUE, Figure, axes, axis, marks
 from minicluster.pages.page import ChartRow, Page
-from minicluster.pages.write import write_page
+from minicluster.pages.write import render, write_page
 from tests.browser import opened
 from tests.loadtest.made import SEARCH, judge, make_probe, make_run, make_sample
 
@@ -131,6 +131,36 @@ def test_words_of_a_chart_are_no_markup(tmp_path: Path) -> None:
 
     assert seen["text"].startswith(name)
     assert name in seen["charts"][0]["hovered"]
+
+
+@pytest.mark.parametrize(
+    ("as_written", "broken", "says"),
+    [
+        ("<head>", "<head><script>delete window.DecompressionStream</script>",
+         ["needs a browser of 2023 or later"] * 2),
+        ('id="plotly">', 'id="plotly">QUJD', ["TypeError"] * 2),
+        ('{"data": [', "[", ["SyntaxError", ""]),
+    ],
+)  # fmt: skip
+def test_a_chart_that_is_not_drawn_says_why(
+    as_written: str, broken: str, says: list[str], tmp_path: Path
+) -> None:
+    """An old browser, a script or a chart that is damaged; other charts are drawn."""
+    drawn = marks("a", [1, 2], [3, 4], colour=BLUE, hover="%{x}", texts=["b", "c"])
+    chart = Figure(title="a", caption="a", traces=(drawn,), layout=axes(axis("x"), axis("y")))
+    html = render(Page(title="a", headline="a", parts=(ChartRow((chart, chart)),)))
+    file = tmp_path / "page.html"
+    file.write_text(html.replace(as_written, broken, 1), encoding="utf-8")
+    with opened(file.as_uri(), Path(mkdtemp(dir=tmp_path))) as tab:
+        charts = "[...document.querySelectorAll('.chart')]"
+        tab.wait_for(f"{charts}.length === 2 && {charts}.every(each => each.textContent)")
+        told = [
+            tab.evaluate(f"{charts}[{at}].matches('.missing') ? {charts}[{at}].textContent : ''")
+            for at in range(2)
+        ]
+    for text, reason in zip(told, says, strict=True):
+        assert reason in text
+        assert bool(text) == bool(reason)
 
 
 def test_search_and_comparison(run: Run, tmp_path: Path) -> None:
