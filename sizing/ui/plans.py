@@ -29,8 +29,17 @@ class _Answered:
 
 
 @lru_cache(maxsize=256)
-def _answered(case: Case) -> _Answered:  # noqa: ARG001  (the key)
+def _made(case: Case) -> _Answered:  # noqa: ARG001  (the key)
     return _Answered()
+
+
+LOOKUP = Lock()
+"""Held while `_made` is asked: two sessions that both miss would get one each, and two searches."""
+
+
+def _answered(case: Case) -> _Answered:
+    with LOOKUP:
+        return _made(case)
 
 
 def planned(case: Case, told: Told | None = None) -> ClassPlans | NoPlan:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -14,6 +16,7 @@ from minicluster.errors import InputError
 from sizing import catalog
 from sizing.scenario import Scenario
 from sizing.ui import form
+from sizing.ui.plans import planned
 from tests.sizing.ui.opened import MIX, QUICK, opened, press, shown, write
 
 CONFIG = catalog.models()["qwen2.5-7b"].config
@@ -134,6 +137,25 @@ def test_an_address_that_says_nothing_we_know(query: dict[str, str]) -> None:
     page = opened(query)
     assert page.error[0].value.startswith("The address: ")
     assert page.get_by_key("base").value == form.FIRST
+
+
+def test_sessions_that_ask_at_once_share_one_search() -> None:
+    """All get the very same result; the interpreter switches threads as often as it can."""
+    together, usual_s = Barrier(8), sys.getswitchinterval()
+
+    def ask(case: form.Case) -> object:
+        together.wait()
+        return planned(case)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as sessions:
+            for rate in range(1, 31):
+                changes = (("workload.requests_per_s", f"{rate}"), ("slo.ttft_s", "0.001"))
+                answers = set(sessions.map(ask, [form.Case(changes=changes)] * 8))
+                assert len(answers) == 1
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 @pytest.mark.parametrize("base", form.bases())
