@@ -34,7 +34,7 @@ from sizing.stacks.formats import FORMATS, export
 from sizing.ui import form
 from sizing.ui.plans import planned, priced
 from sizing.ui.questions import QUESTIONS, Subject, draw_question
-from sizing.ui.style import chart, kit, lines
+from sizing.ui.style import chart, kit, lines, no_formula
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,45 +80,46 @@ class ShownPlan:
 
 def warm() -> None:
     """Answer the page's first scenario, for whoever opens it next."""
-    found = planned(form.Case())
-    if not isinstance(found, NoPlan):
-        for name, each in found.chosen.items():
-            _simulated(ShownPlan(form.Case(), name, each))
+    plans = planned(form.Case())
+    if not isinstance(plans, NoPlan):
+        for name, plan in plans.chosen.items():
+            _simulated(ShownPlan(form.Case(), name, plan))
 
 
-def draw(case: form.Case, compared: Callable[[], None]) -> str:
+def draw(case: form.Case, compared: Callable[[], None], press: Callable[[], None]) -> str:
     """
     Draw the answer to one case, and return it in a few words; empty: there is no plan.
 
     Args:
         compared: draws what stands beside the answer, below its figures.
+        press: plans what the fields say.
     """
-    answers, found = _answers(case)
-    said = _headline(answers)
+    answers, plans = _answers(case, press)
+    heading = _headline(answers)
     if answers:
-        st.subheader(said, anchor="answer")
+        st.subheader(heading, anchor="answer")
     if len(answers) == 1:
         _draw_figures(answers[0])
     compared()
-    _today(case, {each.class_name: each.plan for each in answers})
-    if found is not None and found.own:
-        st.html(kit(*choice_sections(found)))
+    _today(case, {answer.class_name: answer.plan for answer in answers})
+    if plans is not None and plans.own:
+        st.html(kit(*choice_sections(plans)))
     if len(answers) == 1:
         _draw_tabs(answers[0])
     elif answers:
-        *tabs, together = st.tabs([*(f"Pools of {each.class_name}" for each in answers), ALL])
-        for each, tab in zip(answers, tabs, strict=True):
+        *tabs, together = st.tabs([*(f"Pools of {answer.class_name}" for answer in answers), ALL])
+        for answer, tab in zip(answers, tabs, strict=True):
             with tab:
-                st.markdown(f"#### {headline(each.plan)}")
-                _draw_figures(each)
-                _draw_tabs(each)
+                st.markdown(f"#### {headline(answer.plan)}")
+                _draw_figures(answer)
+                _draw_tabs(answer)
         with together:
-            gpus = sum(each.plan.cost.gpus for each in answers)
+            gpus = sum(answer.plan.cost.gpus for answer in answers)
             subject = Subject(case, "", case.scenario(), gpus)
             for question, tab in zip(QUESTIONS, st.tabs([*QUESTIONS]), strict=True):
                 with tab:
                     draw_question(question, subject)
-    return said.rpartition(": ")[2]
+    return heading.rpartition(": ")[2]
 
 
 def _headline(answers: Sequence[ShownPlan]) -> str:
@@ -126,7 +127,7 @@ def _headline(answers: Sequence[ShownPlan]) -> str:
         return ""
     if len(answers) == 1:
         return headline(answers[0].plan)
-    gpus = sum(each.plan.cost.gpus for each in answers)
+    gpus = sum(answer.plan.cost.gpus for answer in answers)
     return f"{gpus} GPUs, pools of its own for each class"
 
 
@@ -140,23 +141,23 @@ def _draw_figures(answer: ShownPlan) -> None:
 
 def _draw_tabs(answer: ShownPlan) -> None:
     """Draw what stands behind a plan, its files, and a tab for each further question."""
-    found = answer.plan
-    inputs = priced(found).inputs
-    subject = Subject(answer.case, answer.class_name, inputs, found.cost.gpus)
-    latency, charts, layout, *asked, files, evidence = st.tabs(
+    plan = answer.plan
+    inputs = priced(plan).inputs
+    subject = Subject(answer.case, answer.class_name, inputs, plan.cost.gpus)
+    latency, charts, layout, *questions, files, evidence = st.tabs(
         ["Latency", "Charts", "Layout", *QUESTIONS, "Files", "Evidence"]
     )
     with layout:
-        pools = layout_table(found.pools, found.prediction)
-        st.html(kit(Section("", (layout_grid(found),)), pools))
+        pools = layout_table(plan.pools, plan.prediction)
+        st.html(kit(Section("", (layout_grid(plan),)), pools))
     with files:
         _downloads(answer)
         _other_stacks(answer)
     with evidence:
-        st.html(kit(Section("", (FactTable(tuple(_facts(found))),))))
+        st.html(kit(Section("", (FactTable(tuple(_facts(plan))),))))
     with latency:
-        st.html(kit(latency_table(found.prediction, found.promises)))
-    for question, tab in zip(QUESTIONS, asked, strict=True):
+        st.html(kit(latency_table(plan.prediction, plan.promises)))
+    for question, tab in zip(QUESTIONS, questions, strict=True):
         with tab:
             draw_question(question, subject)
     with charts:
@@ -172,13 +173,12 @@ def _today(case: form.Case, plans: Mapping[str, Plan]) -> None:
         with st.spinner(f"Predicting {layout}"):
             shown = today_table(_predicted(case), case.scenario(), plans)
     except MiniclusterError as error:
-        said = form.beside(error) if isinstance(error, InputError) else str(error)
-        st.error(f"**Today, {layout}**: {said}".replace("$", r"\$"))
+        reason = form.beside(error) if isinstance(error, InputError) else str(error)
+        st.error(no_formula(f"**Today, {layout}**: {reason}"))
     else:
         st.html(kit(shown, kind="today"))
-    said = case.texts()[form.NOTES[form.RUNNING]]
-    if said:
-        st.html(lines(said))
+    if notes := case.texts()[form.NOTES[form.RUNNING]]:
+        st.html(lines(notes))
 
 
 @lru_cache(maxsize=64)
@@ -186,64 +186,66 @@ def _predicted(case: form.Case) -> PoolPrediction:
     return predict(case.scenario(), **case.today)
 
 
-def _answers(case: form.Case) -> tuple[list[ShownPlan], ClassPlans | None]:
+def _answers(
+    case: form.Case, press: Callable[[], None]
+) -> tuple[list[ShownPlan], ClassPlans | None]:
     so_far = st.empty()
 
-    def told(found: Configuration) -> None:
-        kinds = " and ".join(f"{gpus} {kind}" for kind, gpus in found.gpus_by_kind.items())
+    def told(holds: Configuration) -> None:
+        kinds = " and ".join(f"{gpus} {kind}" for kind, gpus in holds.gpus_by_kind.items())
         so_far.markdown(
-            f"### {kinds} hold the limits\n{form.in_words(f'{found}')}, so far: fewer are looked"
+            f"### {kinds} hold the limits\n{form.in_words(f'{holds}')}, so far: fewer are looked"
             " for, and the figures follow"
         )
 
     try:
         with st.spinner("Searching layouts; each is simulated", show_time=True):
-            found = planned(case, told)
+            plans = planned(case, told)
     except MiniclusterError as error:
-        st.error(form.in_words(str(error)).replace("$", r"\$"))
+        st.error(no_formula(form.in_words(str(error))))
         return [], None
     so_far.empty()
-    if not isinstance(found, NoPlan):
-        return [ShownPlan(case, name, each) for name, each in found.chosen.items()], found
-    _draw_none(found.infeasible)
+    if not isinstance(plans, NoPlan):
+        return [ShownPlan(case, name, plan) for name, plan in plans.chosen.items()], plans
+    _draw_none(plans.infeasible, press)
     return [], None
 
 
-def _draw_none(none: Infeasible) -> None:
+def _draw_none(none: Infeasible, press: Callable[[], None]) -> None:
     """Say why there is no plan, and offer to plan with as many GPUs as the nearest miss has."""
-    st.error(f"**No plan**: {form.in_words(none.reason)}".replace("$", r"\$"))
+    st.error(no_formula(f"**No plan**: {form.in_words(none.reason)}"))
     rows = []
     if none.nearest:
         rows.append(("Nearest miss", f"{form.in_words(none.nearest)} ({none.nearest_gpus} GPUs)"))
     rows += [("Missed by", none.missed_by), ("To change", none.way_out)]
-    shown = tuple((name, form.in_words(said)) for name, said in rows)
+    shown = tuple((name, form.in_words(text)) for name, text in rows)
     st.html(kit(Section("", (FactTable(shown),))))
     if none.binds == "max_gpus" and none.nearest_gpus:
         st.button(
             f"Plan with {none.nearest_gpus} GPUs",
             on_click=_allow_gpus,
-            args=(none.nearest_gpus,),
+            args=(none.nearest_gpus, press),
         )
 
 
-def _allow_gpus(gpus: int) -> None:
+def _allow_gpus(gpus: int, press: Callable[[], None]) -> None:
     st.session_state["cluster.max_gpus"] = f"{gpus}"
-    st.session_state["press"]()
+    press()
 
 
-def _binds(found: Plan) -> str:
-    used = found.prediction.utilisation_fraction
+def _binds(plan: Plan) -> str:
+    used = plan.prediction.utilisation_fraction
     parts = [
         f"{role} takes {used[role]:.0%} of its capacity and is bound by {bound}"
-        for role, bound in found.prediction.bottleneck.items()
+        for role, bound in plan.prediction.bottleneck.items()
     ]
-    return f"{'; '.join(parts)}. First limit beyond this load: {found.headroom.binds}."
+    return f"{'; '.join(parts)}. First limit beyond this load: {plan.headroom.binds}."
 
 
-def _facts(found: Plan) -> Iterator[tuple[str, str]]:
-    yield from answer_facts(found)
-    yield from evidence_facts(found)
-    yield from detail_facts(found)
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield from answer_facts(plan)
+    yield from evidence_facts(plan)
+    yield from detail_facts(plan)
 
 
 # --- figures, each with its terms
@@ -251,10 +253,10 @@ def _facts(found: Plan) -> Iterator[tuple[str, str]]:
 
 def _tiles(answer: ShownPlan) -> None:
     """Draw the figures, and below each a button that opens the terms it is made of."""
-    found = answer.plan
-    nodes = found.cost.nodes
+    plan = answer.plan
+    nodes = plan.cost.nodes
     below = f"on {nodes} node{'' if nodes == 1 else 's'}"
-    tiles = [Tile(name="GPUs", value=f"{found.cost.gpus}", below=below), *plan_tiles(priced(found))]
+    tiles = [Tile(name="GPUs", value=f"{plan.cost.gpus}", below=below), *plan_tiles(priced(plan))]
     with st.container(key=f"tiles{answer.class_name}"):
         for tile in tiles:
             with st.container(gap=None):
@@ -265,20 +267,20 @@ def _tiles(answer: ShownPlan) -> None:
 
 def _terms(answer: ShownPlan, figure: str) -> Iterator[Section]:
     """Yield what a figure is made of: terms of `sizing explain`, or what it is divided from."""
-    found = answer.plan
+    plan = answer.plan
     if figure not in FACTS_OF:
         groups = next(titles for name, titles in TABLES_OF.items() if name in figure.split())
         for section in _explained(answer):
             if section.title.startswith((*groups, "Interference")) or not section.title:
                 yield section
-        yield latency_table(found.prediction, found.promises)
+        yield latency_table(plan.prediction, plan.promises)
         return
-    kept = tuple(row for row in _facts(found) if row[0] in FACTS_OF[figure])
+    kept = tuple(row for row in _facts(plan) if row[0] in FACTS_OF[figure])
     yield Section("", (FactTable(kept),))
     if figure in {"GPUs", "headroom"}:
-        yield layout_table(found.pools, found.prediction)
+        yield layout_table(plan.pools, plan.prediction)
     elif figure != "confidence":
-        yield Section("Terms (docs/model.md, eq. E2)", (FactTable(tuple(_cost_terms(found))),))
+        yield Section("Terms (docs/model.md, eq. E2)", (FactTable(tuple(_cost_terms(plan))),))
 
 
 @lru_cache(maxsize=64)
@@ -286,33 +288,33 @@ def _explained(answer: ShownPlan) -> list[Section]:
     return list(explanation_sections(explain_plan(answer.plan)))
 
 
-def _cost_terms(found: Plan) -> Iterator[tuple[str, str]]:
-    yield "GPUs", f"{found.cost.gpus}"
-    if found.cost.gpu_power_w is not None:
-        yield "Power of all", f"{found.cost.gpu_power_w:,.0f} W"
-    if found.cost.price_usd_per_hour is not None:
-        yield "Price of all", f"{found.cost.price_usd_per_hour:,.2f} US dollars per hour"
-    yield "Output tokens", f"{found.prediction.output_tokens_per_s:,.0f} per second"
+def _cost_terms(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "GPUs", f"{plan.cost.gpus}"
+    if plan.cost.gpu_power_w is not None:
+        yield "Power of all", f"{plan.cost.gpu_power_w:,.0f} W"
+    if plan.cost.price_usd_per_hour is not None:
+        yield "Price of all", f"{plan.cost.price_usd_per_hour:,.2f} US dollars per hour"
+    yield "Output tokens", f"{plan.prediction.output_tokens_per_s:,.0f} per second"
 
 
 # --- files
 
 
 def _downloads(answer: ShownPlan) -> None:
-    found, own = answer.plan, answer.class_name
-    name = "-".join(filter(None, [found.model.id.replace("/", "-"), own]))
+    plan, own = answer.plan, answer.class_name
+    name = "-".join(filter(None, [plan.model.id.replace("/", "-"), own]))
     scenario, written, report = st.columns(3)
-    asked = Scenario.of(found.inputs.scenario, name, None) if own else answer.case.scenario()
+    asked = Scenario.of(plan.inputs.scenario, name, None) if own else answer.case.scenario()
     text = form.scenario_file(asked, answer.case.config)
     scenario.download_button(
         "Scenario (TOML)", text, f"{name}.toml", key=f"{own}:scenario-file", width="stretch"
     )
     written.download_button(
-        "Plan (JSON)", to_json(found), f"{name}-plan.json", key=f"{own}:plan-file", width="stretch"
+        "Plan (JSON)", to_json(plan), f"{name}-plan.json", key=f"{own}:plan-file", width="stretch"
     )
     report.download_button(
         "Report (HTML)",
-        lambda: render(plan_page(found, alternatives=False)),
+        lambda: render(plan_page(plan, alternatives=False)),
         f"{name}.html",
         key=f"{own}:report-file",
         width="stretch",
@@ -322,7 +324,7 @@ def _downloads(answer: ShownPlan) -> None:
 
 def _other_stacks(answer: ShownPlan) -> None:
     """Offer the plan as files of another serving stack, and as a test for who delivers it."""
-    found, own = answer.plan, answer.class_name
+    plan, own = answer.plan, answer.class_name
     with st.popover("Run it elsewhere", width="stretch"):
         imaged = [name for name, form in FORMATS.items() if form.needs_image]
         stack = st.selectbox("Serving stack", list(FORMATS), key=f"{own}:stack")
@@ -337,7 +339,7 @@ def _other_stacks(answer: ShownPlan) -> None:
             _stack_files(answer, stack, image.strip())
     st.download_button(
         "Acceptance test (zip)",
-        lambda: _zipped(_acceptance(found)),
+        lambda: _zipped(_acceptance(plan)),
         "acceptance.zip",
         key=f"{own}:acceptance-file",
         width="stretch",
@@ -349,7 +351,7 @@ def _stack_files(answer: ShownPlan, stack: str, image: str) -> None:
     try:
         files = export(answer.plan, stack, image=image)
     except InputError as error:  # a layout that the stack lacks
-        st.info(form.beside(error))
+        st.info(no_formula(form.beside(error)))
         return
     st.download_button(
         f"Files for {stack} (zip)",
@@ -363,8 +365,8 @@ def _stack_files(answer: ShownPlan, stack: str, image: str) -> None:
         st.code(text, language=None)
 
 
-def _acceptance(found: Plan) -> dict[str, str]:
-    test = acceptance(found)
+def _acceptance(plan: Plan) -> dict[str, str]:
+    test = acceptance(plan)
     return {**acceptance_files(test), "index.html": render(acceptance_page(test))}
 
 

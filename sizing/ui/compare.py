@@ -15,7 +15,7 @@ from sizing.planner.plan import NoPlan
 from sizing.planner.studies.result import Figures, figures
 from sizing.ui import form
 from sizing.ui.plans import planned, priced
-from sizing.ui.style import kit
+from sizing.ui.style import kit, no_formula
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,9 +78,9 @@ def draw_comparison(case: form.Case, kept: list[form.Case]) -> None:
     )
     others = {gpu: _changed(case, {"cluster.gpu": gpu, OWN_PRICE: ""}) for gpu in ticked_gpus}
     others |= {name: _changed(case, _engines()[name]) for name in ticked_engines}
-    for number, each in enumerate(kept, start=1):
-        if each != case:
-            others[f"kept {number}: {', '.join(form.changed_labels(case, each))}"] = each
+    for number, other in enumerate(kept, start=1):
+        if other != case:
+            others[f"kept {number}: {', '.join(form.changed_labels(case, other))}"] = other
     if others:
         _table({"this answer": case} | others)
     if kept:
@@ -92,21 +92,23 @@ def _changed(case: form.Case, texts: Mapping[str, str]) -> form.Case:
 
 
 def _table(cases: Mapping[str, form.Case]) -> None:
+    """Draw a row for each case; the first is the answer that the others are set against."""
     rows: list[tuple[str | Cell, ...]] = []
     bar, place = st.empty(), st.empty()
     notes: dict[str, None] = {}
-    first: Figures | None = None
+    answer: Figures | None = None
     for number, (name, case) in enumerate(cases.items()):
-        bar.progress(number / len(cases), f"Planning {name}")
-        found = _figures(case)
-        if isinstance(found, str):
+        bar.progress(number / len(cases), no_formula(f"Planning {name}"))
+        row = _figures(case)
+        if isinstance(row, str):
             rows.append((name, "", Cell("no plan", "bad"), *[""] * 5))
-            notes[f"{name}: {found}"] = None
+            notes[f"{name}: {row}"] = None
         else:
-            first = first or found
-            rows.append((name, *_cells(found), "" if found is first else _difference(first, found)))
-            if found.running.price_source:
-                notes[f"$: {found.running.price_source}"] = None
+            difference = _difference(answer, row) if answer else ""
+            rows.append((name, *_cells(row), difference))
+            if source := row.running.price_source:
+                notes[f"$: {source}"] = None
+            answer = row if number == 0 else answer
         heads = ("", "GPUs", "layout", "TTFT", "TPOT", "headroom", "$/hour", "against this answer")
         drawn = DataTable(heads, tuple(rows), words=("layout", "against this answer"))
         place.html(kit(Section("Compared", (drawn, *map(Text, notes)))))
@@ -116,27 +118,27 @@ def _table(cases: Mapping[str, form.Case]) -> None:
 def _figures(case: form.Case) -> Figures | str:
     """Return the figures of a case's plan, or why there is none."""
     try:
-        found = planned(case)
+        plans = planned(case)
     except MiniclusterError as error:
         return form.in_words(str(error))
-    if isinstance(found, NoPlan):
-        return form.in_words(found.infeasible.reason)
-    return figures({name: priced(plan) for name, plan in found.chosen.items()})
+    if isinstance(plans, NoPlan):
+        return form.in_words(plans.infeasible.reason)
+    return figures({name: priced(plan) for name, plan in plans.chosen.items()})
 
 
-def _cells(found: Figures) -> Iterator[str]:
-    yield str(found.gpus)
-    yield found.layout
-    yield "" if found.ttft_s is None else seconds(found.ttft_s)
-    yield "" if found.tpot_s is None else seconds(found.tpot_s)
-    yield f"{found.headroom_factor:.2f}"
-    yield "" if found.running.usd_per_hour is None else f"{found.running.usd_per_hour:,.2f}"
+def _cells(row: Figures) -> Iterator[str]:
+    yield str(row.gpus)
+    yield row.layout
+    yield "" if row.ttft_s is None else seconds(row.ttft_s)
+    yield "" if row.tpot_s is None else seconds(row.tpot_s)
+    yield f"{row.headroom_factor:.2f}"
+    yield "" if row.running.usd_per_hour is None else f"{row.running.usd_per_hour:,.2f}"
 
 
-def _difference(first: Figures, other: Figures) -> str:
-    """Say what another answer takes more or less: GPUs, dollars, headroom."""
-    parts = [f"{other.gpus - first.gpus:+d} GPUs" if other.gpus != first.gpus else "same GPUs"]
-    before, after = first.running.usd_per_hour, other.running.usd_per_hour
+def _difference(answer: Figures, other: Figures) -> str:
+    """Say what another answer takes more or less: GPUs, dollars."""
+    parts = [f"{other.gpus - answer.gpus:+d} GPUs" if other.gpus != answer.gpus else "same GPUs"]
+    before, after = answer.running.usd_per_hour, other.running.usd_per_hour
     if before is not None and after is not None:
         dollars = f"{'+' if after > before else '-'}${abs(after - before):,.2f}/hour"
         more = f"{dollars} ({after / before - 1:+.0%})"

@@ -11,7 +11,7 @@ from minicluster.errors import InputError
 from sizing.planner.plan import budgets
 from sizing.ui import answer, compare, dropped, form
 from sizing.ui.plans import is_quick
-from sizing.ui.style import ENTER, STALE, STYLE, lines
+from sizing.ui.style import ENTER, STALE, STYLE, lines, no_formula
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # Of the session: the case that is answered, those kept beside it, what a file or the address has
 # wrong by the place that says it, and how often Plan was pressed. (No docstring: Streamlit would
 # show it.)
-CASE, KEPT, SAID, PRESSED = "case", "kept", "said", "pressed"
+CASE, KEPT, FAULTS, PRESSED = "case", "kept", "faults", "pressed"
+ADDRESS = ""  # the place of what no field says, such as a fault of the address
 # The names of files, which are those of the uploaders, and of texts.
 CONFIG, DEPLOYMENT, COMMAND, LOG, RATIO = "file", "deployment", "command", "log", "ratio"
 FILES = {form.MODEL_FILE: (CONFIG,), form.RUNNING: (DEPLOYMENT, COMMAND), form.TRAFFIC: (LOG,)}
@@ -57,12 +58,12 @@ def main() -> None:
 
 def _begin(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
     """Take the cases of the address; without any the first scenario."""
-    state[SAID], state[PRESSED], state["press"] = {}, 0, _press
+    state[FAULTS], state[PRESSED] = {}, 0
     query = st.query_params.to_dict()
     try:
         first, *kept = form.cases_of(query) or [form.Case()]
     except InputError as error:
-        first, kept, state[SAID] = form.Case(), [], {"": f"The address: {error}"}
+        first, kept, state[FAULTS] = form.Case(), [], {ADDRESS: f"The address: {error}"}
     _fill(state, first)
     state[CASE], state[KEPT] = _typed(state), kept
     compare.begin(state, query)
@@ -90,7 +91,7 @@ def _typed(state: Any) -> form.Case:  # noqa: ANN401  (Streamlit's session)
 def _errors(state: Any, typed: form.Case) -> dict[str, str]:  # noqa: ANN401
     """Return what is wrong, by field or file."""
     fault = _fault(typed)
-    return {**state[SAID], **({} if fault is None else dict([fault]))}
+    return {**state[FAULTS], **({} if fault is None else dict([fault]))}
 
 
 @lru_cache(maxsize=64)
@@ -115,7 +116,7 @@ def _form(state: Any, errors: Mapping[str, str]) -> None:  # noqa: ANN401
         on_change=_start_from,
         help="A shipped scenario, whose values fill the fields",
     )
-    _say(errors, "")
+    _say(errors, ADDRESS)
     classes = form.class_count(_texts(state))
     for group in form.groups(classes):
         _group(state, group, errors)
@@ -217,10 +218,10 @@ def _class_buttons(state: Any, classes: int) -> None:  # noqa: ANN401  (Streamli
 
 
 def _say(errors: Mapping[str, str], place: str, label: str = "") -> None:
-    """Say what is wrong with a field; between two dollars Markdown would see a formula."""
+    """Say what is wrong with a field."""
     if place in errors:
-        said = f"**{label}**: {errors[place]}" if label else errors[place]
-        st.error(said.replace("$", r"\$"))
+        fault = errors[place]
+        st.error(no_formula(f"**{label}**: {fault}" if label else fault))
 
 
 def _field(state: Any, field: form.Field, help_text: str) -> None:  # noqa: ANN401
@@ -253,7 +254,7 @@ def _start_from() -> None:
     """Fill the fields; files that are still there say again what they say."""
     state: Any = st.session_state
     _fill(state, form.Case(base=state["base"]))
-    state[SAID] = {}
+    state[FAULTS] = {}
     for place, read in (
         (CONFIG, _take_config),
         (DEPLOYMENT, _take_deployment),
@@ -271,6 +272,7 @@ def _choose_cluster() -> None:
 def _press() -> None:
     """Plan what was typed, where it can be; then the view goes to the answer."""
     state: Any = st.session_state
+    state[FAULTS].pop(ADDRESS, None)  # the fields have taken its place
     typed = _typed(state)
     if not _errors(state, typed):
         state[CASE] = typed
@@ -280,11 +282,11 @@ def _press() -> None:
 def _take(place: str, read: Callable[[Any], None]) -> None:
     """Fill the fields from what was dropped in or pasted, or note what is wrong with it."""
     state: Any = st.session_state
-    state[SAID].pop(place, None)
+    state[FAULTS].pop(place, None)
     try:
         read(state)
     except InputError as error:
-        state[SAID][place] = form.in_words(str(error))
+        state[FAULTS][place] = form.in_words(str(error))
 
 
 def _take_config(state: Any) -> None:  # noqa: ANN401  (Streamlit's session)
@@ -328,24 +330,26 @@ def _answer(state: Any, typed: form.Case, errors: Mapping[str, str], status: Any
     """Draw the answer, and say in the bar whether it is that of the fields."""
     changed = form.changed_labels(state[CASE], typed)
     if errors:
-        place, said = next(iter(errors.items()))
+        place, fault = next(iter(errors.items()))
         label = form.label_of(place)
-        _tell(status, "red", f"**{label}**: {said}" if label else said)
+        _tell(status, "red", f"**{label}**: {fault}" if label else fault)
     elif changed:
         _tell(status, "orange", f"**Changed**: {', '.join(changed)}. Plan answers anew.")
     else:
         _tell(status, "blue", "**Planning …**")
-    if state[SAID].get("") or _fault(state[CASE]) is not None:
+    if ADDRESS in state[FAULTS] or _fault(state[CASE]) is not None:
         st.info("Nothing is planned: what stands in red says what is needed.")
         return
     if changed or errors:
         st.html(f"<style>{STALE}</style>")
         what = "What stands in red is not planned" if errors else f"Changed: {', '.join(changed)}"
-        st.warning(f"{what}. Below is the answer to what was planned before.")
+        st.warning(no_formula(f"{what}. Below is the answer to what was planned before."))
     with st.container(key="answer"):
-        found = answer.draw(state[CASE], lambda: compare.draw_comparison(state[CASE], state[KEPT]))
+        summary = answer.draw(
+            state[CASE], lambda: compare.draw_comparison(state[CASE], state[KEPT]), _press
+        )
     if not changed and not errors:
-        colour, what = ("green", found) if found else ("red", "No plan")
+        colour, what = ("green", summary) if summary else ("red", "No plan")
         _tell(status, colour, f"**{what}**. This is the answer to the fields.")
     if state[PRESSED]:
         to_top = "document.querySelector('[data-testid=stMain]').scrollTo(0, 0)"
@@ -354,8 +358,8 @@ def _answer(state: Any, typed: form.Case, errors: Mapping[str, str], status: Any
 
 
 def _tell(status: Any, colour: str, text: str) -> None:  # noqa: ANN401  (a place of Streamlit's)
-    said = text.replace("$", r"\$").replace("[", r"\[").replace("]", r"\]")
-    status.markdown(f":{colour}[{said}] [Fields](#fields) [Answer](#answer)")
+    words = no_formula(text).replace("[", r"\[").replace("]", r"\]")
+    status.markdown(f":{colour}[{words}] [Fields](#fields) [Answer](#answer)")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from sizing.planner.studies.decisions import decisions
 from sizing.planner.studies.split_map import split_map
 from sizing.ui.dropped import as_file
 from sizing.ui.form import Case, in_words
-from sizing.ui.style import chart, kit
+from sizing.ui.style import chart, kit, no_formula
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ def _question(about: Subject, question: str, takes: str, ask: Ask, *, of: str = 
             answers[key] = ask(progress)
         except MiniclusterError as error:
             asked.discard(key)
-            st.error(in_words(str(error)))
+            st.error(no_formula(in_words(str(error))))
             return
         finally:
             bar.empty()

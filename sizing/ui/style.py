@@ -98,6 +98,11 @@ def lines(text: str) -> str:
     return kit(Section("", tuple(Text(line) for line in text.splitlines())), kind="said")
 
 
+def no_formula(text: str) -> str:
+    r"""Return Markdown with `\$` for `$`: what stands between two would be a formula."""
+    return text.replace("$", r"\$")
+
+
 def palette(*, dark: bool) -> dict[str, str]:
     """Return the colours of the style sheet by name."""
     light_text, _, dark_text = CSS.partition("@media (prefers-color-scheme: dark)")

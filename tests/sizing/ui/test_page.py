@@ -108,6 +108,16 @@ def test_gpus_engines_and_a_kept_answer_in_one_table() -> None:
     assert "2.scenario" not in again.query_params
 
 
+def test_nothing_is_set_against_an_answer_without_a_plan() -> None:
+    """The row of a GPU that has a plan is not the answer that the others are compared with."""
+    none = {"cluster.gpu": "rtx-4090", "cluster.max_gpus": "1"}
+    page = opened({"scenario": form.FIRST, **QUICK, **none, "compare.gpu": "h200-sxm,b200-sxm"})
+    [table] = [each.value for each in page.html if "against this answer" in each.value]
+    assert "no plan" in table
+    assert table.count("1xTP1 mixed") == 2
+    assert "same GPUs" not in table
+
+
 def test_every_figure_has_its_terms() -> None:
     """Below each figure a button opens where it comes from: TTFT by phase, steps by term."""
     page = opened({"scenario": form.FIRST, **QUICK, "cluster.price_usd_per_gpu_hour": "2.5"})
@@ -133,10 +143,13 @@ def test_the_plan_is_taken_to_another_stack() -> None:
     "query", [{"scenario": "none"}, {"scenario": form.FIRST, "config": "nonsense"}]
 )
 def test_an_address_that_says_nothing_we_know(query: dict[str, str]) -> None:
-    """The error is shown, and the page begins anew."""
+    """The error is shown, and the page begins anew: Plan plans what the fields say."""
     page = opened(query)
     assert page.error[0].value.startswith("The address: ")
     assert page.get_by_key("base").value == form.FIRST
+    write(page, QUICK)
+    assert not page.error
+    assert page.subheader[0].value.startswith("llama-3.1-8b at 2 requests/s: 1 h100-sxm GPU")
 
 
 def test_sessions_that_ask_at_once_share_one_search() -> None:
