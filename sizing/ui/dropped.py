@@ -42,21 +42,21 @@ def deployment_texts(content: bytes, name: str, texts: Mapping[str, str]) -> dic
     Raises:
         InputError: a file of no known kind, or one that contradicts itself.
     """
-    found = as_file(content, name, read_deployed)
-    said = {key: form.plain(value) for key, value in found.keys.items()}
-    if form.PRESET in said:
-        said |= form.preset_texts(said[form.PRESET])
-    labels = {each.key: each.label for each in form.fields()}
-    said = {key: text for key, text in said.items() if key in labels}
+    deployed = as_file(content, name, read_deployed)
+    read = {key: form.plain(value) for key, value in deployed.keys.items()}
+    if form.PRESET in read:
+        read |= form.preset_texts(read[form.PRESET])
+    labels = {field.key: field.label for field in form.fields()}
+    read = {key: text for key, text in read.items() if key in labels}
     engine = (key for key in texts if key.startswith(("model.", "engine.")))
     own = (key for key in engine if not key.startswith(UNSAID))
-    pools = {f"today.{role}": found.pools.get(role, "") for role in form.TODAY}
-    layout = " and ".join(f"{role} {size}" for role, size in found.pools.items())
-    lines = [f"{name}: {layout}; {', '.join(f'{labels[key]} {said[key]}' for key in said)}"]
-    unsaid = [of for begin, of in GROUPS.items() if not any(key.startswith(begin) for key in said)]
+    pools = {f"today.{role}": deployed.pools.get(role, "") for role in form.TODAY}
+    layout = " and ".join(f"{role} {size}" for role, size in deployed.pools.items())
+    lines = [f"{name}: {layout}; {', '.join(f'{labels[key]} {read[key]}' for key in read)}"]
+    unsaid = [of for begin, of in GROUPS.items() if not any(key.startswith(begin) for key in read)]
     lines += [f"not in it, so as the fields say: {', '.join(unsaid)}"] if unsaid else []
-    filled = dict.fromkeys(own, "") | pools | said
-    return _filled(form.RUNNING, [*lines, *found.notes], filled, texts)
+    filled = dict.fromkeys(own, "") | pools | read
+    return _filled(form.RUNNING, [*lines, *deployed.notes], filled, texts)
 
 
 def traffic_texts(
@@ -75,10 +75,10 @@ def traffic_texts(
     ratio = toml_value(characters_per_token) if characters_per_token else None
     if not isinstance(ratio, int | float | None):
         raise InputError(RATIO_LABEL, characters_per_token, "a number", "English has 4")
-    found = as_file(content, name, lambda path: read_traffic(path, characters_per_token=ratio))
+    traffic = as_file(content, name, lambda path: read_traffic(path, characters_per_token=ratio))
     without = dict.fromkeys(("input_tokens", "output_tokens", "lengths"), "")
-    filled = {f"workload.{key}": text for key, text in (without | found.keys).items()}
-    return _filled(form.TRAFFIC, [f"{name}:", *found.lines()], filled, texts)
+    filled = {f"workload.{key}": text for key, text in (without | traffic.keys).items()}
+    return _filled(form.TRAFFIC, [f"{name}:", *traffic.lines()], filled, texts)
 
 
 def _filled(
