@@ -13,8 +13,9 @@ import time
 import uuid
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -22,18 +23,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from minicluster.phases import HANDOFF, PREFILL, PREFILL_QUEUE, TTFT_PHASES, phase_s
+from minicluster.phases import DECODE, HANDOFF, PREFILL, PREFILL_QUEUE, TTFT_PHASES, phase_s
 from minicluster.specs.slo import METRICS, PERCENTILES
 from minicluster.stats.quantiles import summarise
 from serving.admission.controller import AdmissionController, Shed
 from serving.protocol.messages import DECODE_FAILED, Refusal, RequestRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Hashable, Iterable, Iterator
 
     from minicluster.plan import Prediction
     from serving.admission.controller import InflightRequest, KeyHolder
-    from serving.protocol.messages import Backend, EndpointConfig, RequestPhases
+    from serving.protocol.messages import Backend, EndpointConfig, PoolRequests, RequestPhases
     from serving.request.cost import RequestSize
 
     Running = dict[tuple[str, str], int]
@@ -120,12 +121,14 @@ class Gate:
         sheds: bool = True,
         token_limit: int | None = None,
         former: Gate | None = None,
+        requests: Callable[[], Mapping[tuple[str, str], PoolRequests]] = dict,
     ) -> None:
         """
         Start without requests; those that would miss the SLO are refused if it *sheds*.
 
         *token_limit* is the most tokens of one answer, for `state`. Keys' counts and metrics of a
-        *former* gate, of the plan before, go on.
+        *former* gate, of the plan before, go on. *requests* tells what is in each pool, by role and
+        domain, where that is known.
         """
         self._config = config
         self._backend = backend
@@ -137,6 +140,7 @@ class Gate:
         if former is not None:
             self.metrics.take(config)
         self._requests: dict[Hashable, InflightRequest] = {}
+        self._in_pools = requests
         self._readiness = ReadyCheck(config, backend, self.admission, self.metrics)
 
     async def admit(
@@ -206,7 +210,16 @@ class Gate:
     async def metrics_text(self) -> str:
         """See `Tickets`."""
         await self._readiness.running.get()
-        return self.metrics.text(self.admission).decode()
+        return self.metrics.text(self.admission, self._stages()).decode()
+
+    def _stages(self) -> dict[str, int]:
+        in_pools, first = self._in_pools(), self._config.prefilling.role
+        return requests_by_stage(
+            len(self._requests),
+            sum(request.waiting for request in self._requests.values()),
+            [requests for (role, _), requests in in_pools.items() if role == first],
+            split=self._config.split,
+        )
 
     async def state(self) -> dict[str, Any]:
         """See `Tickets`."""
@@ -241,6 +254,36 @@ class Gate:
         return await self._backend.steps(begin_unix_s, end_unix_s)
 
 
+def requests_by_stage(
+    requests: int, without_token: int, first_pool: Sequence[PoolRequests], *, split: bool
+) -> dict[str, int]:
+    """
+    Return how many of the *requests* in flight are in each phase now, by the names of the phases.
+
+    The gate sees places at replicas and first tokens, and not into engines. A prompt behind another
+    one at its prefill replica counts as queued, although an engine may compute both in one step.
+    Where there is no prefill replica, prompts are computed where they are answered: until its first
+    token a request that has a place counts as `prefill`.
+
+    Args:
+        without_token: those whose first token is still to come.
+        first_pool: what is in the pool that computes prompts, by domain.
+        split: whether that is a prefill pool.
+    """
+    queued = sum(pool.waiting for pool in first_pool)
+    at_replicas = [number for pool in first_pool for number in pool.at_replicas] if split else []
+    computing = max(0, without_token - queued)
+    if at_replicas:
+        computing = sum(number > 0 for number in at_replicas)
+        queued += sum(at_replicas) - computing
+    return {
+        PREFILL_QUEUE: queued,
+        PREFILL: computing,
+        HANDOFF: max(0, without_token - queued - computing),
+        DECODE: requests - without_token,
+    }
+
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (
@@ -273,6 +316,8 @@ COUNTERS = {
 """Help and labels of each counter; Prometheus's client adds `_total` to its name."""
 
 GAUGES = {
+    "stage_requests": ("Requests in flight by phase.", "stage"),
+    "recent_seconds": ("Exact percentiles of the last minutes.", "quantity percentile"),
     "outstanding_requests": ("Requests admitted and not ended.", "stage"),
     "prefill_backlog_seconds": ("Seconds of prefill admitted and not done.", "domain"),
     "margin_seconds": ("Margin added to admission forecasts.", "quantity"),
@@ -304,7 +349,7 @@ class Metrics:
 
     def take(self, config: EndpointConfig) -> None:
         """Show another plan from now on; counts go on, but for histograms with another limit."""
-        self.recent = RecentLatencies()
+        self.recent = RecentRequests("p99" if config.slo is None else config.slo.percentile)
         limits = {} if config.slo is None else config.slo.limits_s
         for name, text in HISTOGRAMS.items():
             bounds = sorted({*SECONDS, limits.get(name, SECONDS[0])})
@@ -342,6 +387,7 @@ class Metrics:
     def first_token(self, ttft_s: float, phases: RequestPhases) -> None:
         """Observe a TTFT, and its phases as far as the prefill pool took part."""
         self._seconds["ttft"].observe(ttft_s)
+        self.recent.first_token(ttft_s)
         if not phases.as_planned:
             self._counters["fallbacks"].labels(phases.reason).inc()
         if phases.prefill_replica:
@@ -355,7 +401,7 @@ class Metrics:
     def ended(self, report: AnswerReport) -> None:
         """Count a request that ended, and observe its answer if that is complete."""
         self._counters["requests"].labels(report.path, report.outcome).inc()
-        self.recent.outcomes[report.outcome] += 1
+        self.recent.ended(report)
         if report.outcome != "ok":
             return
         for name, seconds in (("e2e", report.e2e_s), ("tpot", report.tpot_s)):
@@ -365,22 +411,28 @@ class Metrics:
         self._gaps.observe(report.gaps_s)
         self._counters["tokens"].labels("prompt").inc(report.prompt_tokens or 0)
         self._counters["tokens"].labels("output").inc(report.output_tokens or 0)
-        self.recent.add(report)
 
     def shed(self, reason: str) -> None:
         """Count a request that was not admitted."""
         self._counters["shed"].labels(reason).inc()
         self._counters["requests"].labels("none", "shed").inc()
-        self.recent.outcomes[f"shed: {reason}"] += 1
+        self.recent.shed(reason)
 
     def replicas(self, running: Mapping[tuple[str, str], int]) -> None:
         """Set the number of running replicas, by role and domain."""
         for (role, domain), number in running.items():
             self._gauges["replicas"].labels(role, domain, "running").set(number)
 
-    def text(self, admission: AdmissionController) -> bytes:
+    def text(self, admission: AdmissionController, stages: Mapping[str, int]) -> bytes:
         """Return all metrics in Prometheus's text format, with the requests in flight now."""
         inflight, margin = admission.inflight, admission.margin
+        for stage, requests in stages.items():
+            self._gauges["stage_requests"].labels(stage).set(requests)
+        self._gauges["recent_seconds"].clear()
+        for quantity, percentiles_s in self.recent.latencies().items():
+            for name, seconds in (percentiles_s or {}).items():
+                percentile = name.removesuffix("_s")
+                self._gauges["recent_seconds"].labels(quantity, percentile).set(seconds)
         for stage, requests in inflight.outstanding.items():
             self._gauges["outstanding_requests"].labels(stage).set(requests)
         self._gauges["margin_seconds"].labels("ttft").set(margin.ttft_s)
@@ -403,10 +455,14 @@ def _planned_s(prediction: Prediction, *, split: bool) -> dict[tuple[str, str], 
     return latencies | {(name, "mean"): phase_s(parts_s, name) or 0.0 for name in MEASURED}
 
 
-LAST_ANSWERS = 1_000
+RECENT_S = 300.0
+"""Age up to which latencies and outcomes are recent."""
 
-LAST_GAPS = 10_000
-"""Sizes of the window that `GET /plan` reports on: answers, and gaps between their tokens."""
+LAST_VALUES = 10_000
+"""Most recent values of each latency; at higher rates they reach less far back."""
+
+SLOT_S = 5.0
+"""Interval of the points of the live page's charts."""
 
 
 class GapHistogram(Collector):
@@ -438,36 +494,123 @@ class GapHistogram(Collector):
         )
 
 
-class RecentLatencies:
-    """The latencies of the last answers, and the outcomes of all requests."""
+class RecentSeconds:
+    """The values of one latency in the last minutes."""
 
     def __init__(self) -> None:
-        self.outcomes: Tally[str] = Tally()
-        self._last: deque[tuple[float, AnswerReport]] = deque(maxlen=LAST_ANSWERS)
-        self._gaps_s: deque[float] = deque(maxlen=LAST_GAPS)
+        self._last: deque[tuple[float, float]] = deque(maxlen=LAST_VALUES)
 
-    def add(self, answer: AnswerReport) -> None:
-        """Add a complete answer, which has ended now."""
-        self._last.append((time.perf_counter(), answer))
-        self._gaps_s.extend(answer.gaps_s)
+    def add(self, values_s: Iterable[float | None]) -> None:
+        """Add values that are known now; `None` is none."""
+        now_s = time.perf_counter()
+        self._last.extend((now_s, value_s) for value_s in values_s if value_s is not None)
 
-    def summary(self) -> dict[str, Any]:
-        """Return percentiles of every latency, the rate, and the outcomes, as plain data."""
-        last = [answer for _, answer in self._last]
-        span_s = self._last[-1][0] - self._last[0][0] if last else 0.0
+    def percentiles(self, now_s: float) -> dict[str, float] | None:
+        """Return the percentiles of all, as `p50_s` and so on; `None`: there are no values."""
+        while self._last and self._last[0][0] < now_s - RECENT_S:
+            self._last.popleft()
+        return _statistics([value_s for _, value_s in self._last])
+
+    def by_slot(self) -> dict[int, dict[str, float] | None]:
+        """Return the percentiles of each slot that has values."""
         return {
-            "answers": len(last),
-            "requests_per_s": (len(last) - 1) / span_s if span_s > 0 else None,
-            "outcomes": dict(self.outcomes),
-            "ttft": _statistics(recent.ttft_s for recent in last),
-            "tpot": _statistics(recent.tpot_s for recent in last),
-            "e2e": _statistics(recent.e2e_s for recent in last),
-            "itl": _statistics(self._gaps_s),
+            slot: _statistics([value_s for _, value_s in values])
+            for slot, values in groupby(self._last, key=lambda pair: _slot(pair[0]))
         }
 
 
-def _statistics(values: Iterable[float | None]) -> dict[str, float] | None:
-    summary = summarise([value for value in values if value is not None])
+class RecentRequests:
+    """
+    What the last minutes were like, and the outcomes of all requests by this plan.
+
+    Attributes:
+        outcomes: number of requests by outcome.
+    """
+
+    def __init__(self, percentile: str) -> None:
+        """Start empty; the history shows the median and this *percentile*."""
+        self.outcomes: Tally[str] = Tally()
+        self._shown = {"p50_s", f"{percentile}_s"}
+        self._seconds = {name: RecentSeconds() for name in METRICS}
+        self._ends: deque[float] = deque(maxlen=LAST_VALUES)
+        self._slots: dict[int, Tally[str]] = {}
+
+    def first_token(self, ttft_s: float) -> None:
+        """Add the TTFT of a request that has its first token now."""
+        self._seconds["ttft"].add([ttft_s])
+
+    def ended(self, report: AnswerReport) -> None:
+        """Add a request that has ended now, with its latencies if its answer is complete."""
+        self.outcomes[report.outcome] += 1
+        if report.outcome != "ok":
+            self._count(failed=int(report.outcome in FAILURES))
+            return
+        self._ends.append(time.perf_counter())
+        self._seconds["tpot"].add([report.tpot_s])
+        self._seconds["e2e"].add([report.e2e_s])
+        self._seconds["itl"].add(report.gaps_s)
+        self._count(ok=1, output_tokens=report.output_tokens or 0)
+
+    def shed(self, reason: str) -> None:
+        """Add a request that was not admitted."""
+        self.outcomes[f"shed: {reason}"] += 1
+        self._count(shed=1)
+
+    def latencies(self) -> dict[str, dict[str, float] | None]:
+        """Return the percentiles of each latency, as `p50_s` and so on; `None`: no value."""
+        now_s = time.perf_counter()
+        return {name: seconds.percentiles(now_s) for name, seconds in self._seconds.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return latencies, rate, outcomes and history, as plain data."""
+        latencies, ends = self.latencies(), self._ends
+        while ends and ends[0] < time.perf_counter() - RECENT_S:
+            ends.popleft()
+        span_s = ends[-1] - ends[0] if ends else 0.0
+        return {
+            "window_s": RECENT_S,
+            "answers": len(ends),
+            "requests_per_s": (len(ends) - 1) / span_s if span_s > 0 else None,
+            "outcomes": dict(self.outcomes),
+            **latencies,
+            "history": {"slot_s": SLOT_S, "slots": self._history()},
+        }
+
+    def _history(self) -> list[dict[str, Any]]:
+        """Return what each slot counted, the oldest first; the last one has only begun."""
+        last = _slot(time.perf_counter())
+        by_slot = {name: self._seconds[name].by_slot() for name in ("ttft", "tpot")}
+        return [
+            {
+                **self._slots.get(slot, {}),
+                **{
+                    name: {key: value for key, value in found.items() if key in self._shown}
+                    for name, slots in by_slot.items()
+                    if (found := slots.get(slot)) is not None
+                },
+            }
+            for slot in range(last - int(RECENT_S / SLOT_S), last + 1)
+        ]
+
+    def _count(self, **counts: int) -> None:
+        now = _slot(time.perf_counter())
+        if now not in self._slots:
+            oldest = now - int(RECENT_S / SLOT_S)
+            self._slots = {at: tally for at, tally in self._slots.items() if at >= oldest}
+            self._slots[now] = Tally()
+        self._slots[now].update(counts)
+
+
+def _slot(at_s: float) -> int:
+    return int(at_s // SLOT_S)
+
+
+FAILURES = ("failed", "broken")
+"""Outcomes for which the cluster is to blame."""
+
+
+def _statistics(values: Sequence[float]) -> dict[str, float] | None:
+    summary = summarise(values)
     return None if summary is None else {f"{name}_s": summary.at(name) for name in PERCENTILES}
 
 

@@ -521,6 +521,16 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequests:
+    """
+    The requests in one pool: those without a place yet, and those at each replica that runs.
+    """
+
+    waiting: int
+    at_replicas: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
     """
     One planned pool, its replicas counted by domain.

@@ -78,6 +78,7 @@ class _Plan:
             sheds=read_admission(os.environ),
             token_limit=read_token_limit(os.environ),
             former=former,
+            requests=self.seats.requests,
         )
 
 

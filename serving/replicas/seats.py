@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minicluster.routing import PrefixIndex, find_policy, loads_in_groups
 from serving.cluster.serve_compat import live_replica_ids, places_of_replica
+from serving.protocol.messages import PoolRequests
 from serving.replicas.channels import Channel, ChannelLostError
 from serving.request.cost import BLOCK_TOKENS, prompt_blocks, prompt_tokens
 
@@ -250,6 +251,12 @@ class ReplicaPool:
             del self._expected[seat.replica]
         self._let_in()
 
+    @property
+    def requests(self) -> PoolRequests:
+        """The requests in this pool now."""
+        at_replicas = [replica.requests for replica in (self._replicas or {}).values()]
+        return PoolRequests(waiting=len(self._waiting), at_replicas=at_replicas)
+
     def answered_within(self, replica: str, age_s: float) -> bool:
         """Return whether a replica has answered any request in the last *age_s*."""
         at = (self._replicas or {}).get(replica)
@@ -451,6 +458,10 @@ class ReplicaSeats:
         """See `Seats`."""
         live = self._live[pool]
         return None if live is None else [*live]
+
+    def requests(self) -> dict[Pool, PoolRequests]:
+        """Return the requests in each pool now."""
+        return {pool: replicas.requests for pool, replicas in self._pools.items()}
 
     def places(self) -> list[tuple[Pool, dict[str, ChannelPlace]]]:
         """Return where the replicas of each pool take calls that is known, by their names."""

@@ -39,8 +39,8 @@ UNSUPPORTED = {
     "use_beam_search": "nothing: a simulated engine does not search",
     "echo": "nothing: a simulated engine keeps no prompt",
     "tools": "nothing: a simulated engine calls no tools",
-    "response_format": "nothing: a simulated engine writes numbers",
-    "structured_outputs": "nothing: a simulated engine writes numbers",
+    "response_format": "nothing: a simulated engine writes words",
+    "structured_outputs": "nothing: a simulated engine writes words",
 }
 """Parameters that change an answer in ways that are not simulated; others are ignored."""
 
@@ -194,6 +194,28 @@ def answer_ids(seed: int, count: int, vocab_size: int, first: int = 0) -> list[i
     ]
 
 
+TEXT = """
+the a one this each some and or but so then when while where under over beside between behind before
+after across along around through toward again always never often soon today together alone slowly
+day night morning evening winter spring summer autumn sun moon star sky cloud rain snow wind storm
+river sea lake island coast harbour hill valley forest tree leaf flower garden field road bridge
+gate door window roof house room table lamp clock city street market library station train boat sail
+bird horse dog cat fox owl bread salt water tea apple honey king child friend teacher sailor painter
+book letter story song page map question answer gold silver glass stone fire light shadow music red
+blue green white dark warm cold quiet loud small long high deep old new early far walks waits sleeps
+sings reads writes builds opens turns finds keeps brings follows remembers hears knows falls shines
+home, there, once, later, perhaps, outside, yesterday, rain. light. morning. again. tomorrow. home.
+"""
+"""The words of answers."""
+
+WORDS = TEXT.split()
+
+
+def token_text(token: int) -> str:
+    """Return the text of a token: a word, which some other ids have, too."""
+    return f" {WORDS[token % len(WORDS)]}"
+
+
 def _refusal(param: str, message: str, code: str = "unsupported_value") -> Refusal:
     return Refusal(status=400, message=message, param=param, code=code)
 
@@ -215,7 +237,7 @@ class AnswerWriter:
     """
     Writes one answer.
 
-    A token is a number in text, which the prompt and its place determine (`answer_ids`).
+    A token is one word, which the prompt and its place determine (`answer_ids`, `token_text`).
     """
 
     request: SimulatedRequest
@@ -260,7 +282,7 @@ class AnswerWriter:
         return _sse(chunk)
 
     def _choice(self, field: str, ids: list[int], *, first: bool, last: bool) -> dict[str, Any]:
-        request, text = self.request, "".join(f" {token}" for token in ids)
+        request, text = self.request, "".join(map(token_text, ids))
         choice: dict[str, Any] = {
             "index": 0,
             "logprobs": None,

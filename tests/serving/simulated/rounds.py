@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from serving.simulated.answering import answer_ids, prompt_seed
+from serving.simulated.answering import answer_ids, prompt_seed, token_text
 from tests.serving.client import Reply, send
 from tests.serving.deployed import Split, outstanding
 from tests.serving.faults.load import body_of
@@ -243,8 +243,9 @@ def complaint(body: dict[str, Any], reply: Reply, limits: AnswerLimits) -> str:
         return "" if as_openai and can_retry else f"no proper refusal, {shown} {reply.headers}"
     if reply.status != 200:
         return f"neither an answer nor a refusal, {shown}"
-    right = answer_ids(prompt_seed(body["prompt"]), body["max_tokens"], limits.vocab_size)
-    given = [int(word) for word in _text(reply).split()]
+    ids = answer_ids(prompt_seed(body["prompt"]), body["max_tokens"], limits.vocab_size)
+    right = "".join(map(token_text, ids)).split()
+    given = _text(reply).split()
     if reply.done:
         return "" if given == right else f"{given} instead of {right}, {shown}"
     if not (reply.events and reply.error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from serving.simulated.answering import (
     SimulatedAnswers,
     SimulatedRequest,
     answer_ids,
+    token_text,
 )
 from serving.simulated.engine import EngineClock, EngineLoad, SimulatedEngine
 from serving.simulated.kv_transfer import KvSink, KvSource
@@ -191,9 +193,9 @@ def test_a_stream_has_an_event_for_each_token() -> None:
         "completions", {**STREAM, "stream_options": options, "return_token_ids": True}
     )
     assert [event["choices"][0]["token_ids"] for event in events] == [[each] for each in ids]
-    assert "".join(event["choices"][0]["text"] for event in events) == "".join(
-        f" {each}" for each in ids
-    )
+    texts = [event["choices"][0]["text"] for event in events]
+    assert texts == [*map(token_text, ids)]
+    assert all(re.fullmatch(r" [a-z]+[.,]?", text) for text in texts)  # a word for each token
     assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "length"]
     assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3]
     assert {event["id"] for event in [*events, usage]} == {events[0]["id"]}
