@@ -71,11 +71,11 @@ class Page:
                 windowsVirtualKeyCode=13,
             )
 
-    def resize(self, width: int) -> None:
+    def resize(self, width: int, height: int = 900) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
-            height=900,
+            height=height,
             deviceScaleFactor=1,
             mobile=False,
         )

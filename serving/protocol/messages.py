@@ -522,9 +522,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequests:
-    """
-    The requests in one pool: those without a place yet, and those at each replica that runs.
-    """
+    """The requests in one pool: those without a place yet, and those at each live replica."""
 
     waiting: int
     at_replicas: list[int]

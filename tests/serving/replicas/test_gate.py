@@ -18,7 +18,7 @@ from serving.protocol.messages import Refusal, RequestPhases, RequestRefused
 from serving.replicas import ingress
 from serving.replicas.gate_server import GateServer, plan_key
 from serving.replicas.ingress import NO_GATE, WAIT_S
-from serving.replicas.seats import NoReplicaError, ReplicaPool, Seat
+from serving.replicas.seats import NoReplicaError, ReplicaPool, RoutedPrompt, Seat
 from tests.serving.configs import unplanned
 from tests.serving.virtual_time import in_virtual_time, run
 
@@ -127,6 +127,27 @@ async def test_where_there_is_no_replica_nobody_waits(replicas: Replicas) -> Non
             one.gate.leave(DECODE, seat)
         await asyncio.sleep(0.1)
         assert gates.gate.is_empty
+
+
+@in_virtual_time
+async def test_each_request_is_in_one_stage(replicas: Replicas) -> None:
+    """Behind another prompt, at a prefill replica, on its way to its first token, or behind it."""
+
+    async def stages() -> list[float]:
+        await asyncio.sleep(0.1)
+        found = await gates.gate.series()
+        names = ("prefill_queue", "prefill", "handoff", "decode")
+        return [found[f'minicluster_stage_requests{{stage="{name}"}}'] for name in names]
+
+    async with gated(CONFIG, replicas) as (gates, [one, two]):
+        assert gates.gate is not None
+        assert await stages() == [0, 0, 0, 0]
+        tickets = [await _admitted(each) for each in (one, one, one, two)]
+        seats = [await each.gate.seat(PREFILL, RoutedPrompt(), []) for each in (one, one, two)]
+        assert await stages() == [2, 1, 1, 0]
+        one.gate.leave(PREFILL, seats[0], answered=True)
+        one.gate.first_token(tickets[0], PHASES, 0.2)
+        assert await stages() == [1, 1, 1, 1]
 
 
 @in_virtual_time
