@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -30,7 +30,7 @@ from serving.admission.controller import AdmissionController, Shed
 from serving.protocol.messages import DECODE_FAILED, Refusal, RequestRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Hashable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 
     from minicluster.plan import Prediction
     from serving.admission.controller import InflightRequest, KeyHolder
