@@ -45,6 +45,9 @@ LOAD_LIMIT_S = 300.0
 LIVE_S = 45.0
 """Seconds of load before the live page is taken: its charts have a few minutes of the plan."""
 
+CHAT_S = 12.0
+"""Seconds after which the answer of its chat fills the space there is."""
+
 TEXT = "document.body.innerText"
 PLAN_ANSWERED = f"{TEXT}.includes('TTFT') && /\\d GPUs/.test({TEXT})"
 
@@ -155,6 +158,8 @@ def loaded(folder: Path, plan: Path) -> Iterator[str]:
         with opened(f"{host}/", folder / "live") as page:
             resized(page, "live-page.png")
             time.sleep(LIVE_S)
+            page.type_into("say", "What does the sea look like in winter?")
+            time.sleep(CHAT_S)
             yield shot(page, "live-page.png")
         load.wait(timeout=LOAD_LIMIT_S)
     finally:

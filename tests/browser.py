@@ -95,7 +95,8 @@ def opened(url: str, place: Path) -> Iterator[Page]:
         port = told.read_text().split()[0]
         with urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
             [tab] = [each for each in json.load(answer) if each["type"] == "page"]
-        with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+        # No pings: while nobody reads, events of a busy page hold up what answers them.
+        with connect(tab["webSocketDebuggerUrl"], max_size=None, ping_interval=None) as socket:
             page = Page(socket)
             page.call("Page.navigate", url=url)
             yield page
