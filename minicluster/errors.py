@@ -27,9 +27,18 @@ class Exit(IntEnum):
 
 
 class MiniclusterError(Exception):
-    """An error that is reported in one line instead of a traceback."""
+    """
+    An error that is reported in one line instead of a traceback.
+
+    Args:
+        answered: whether the command has printed its whole answer as JSON, the reasons in it.
+    """
 
     exit_code: Exit = Exit.BUG
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 class Fault(str):
@@ -149,18 +158,9 @@ class InputError(MiniclusterError):
 
 
 class NegativeAnswer(MiniclusterError):
-    """
-    The answer is no, with its reasons, one a line.
-
-    Args:
-        answered: whether the command has printed its whole answer as JSON, the reasons in it.
-    """
+    """The answer is no, with its reasons, one a line."""
 
     exit_code = Exit.NEGATIVE
-
-    def __init__(self, message: str, *, answered: bool = False) -> None:
-        super().__init__(message)
-        self.answered = answered
 
 
 class Inconclusive(MiniclusterError):

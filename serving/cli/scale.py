@@ -75,7 +75,7 @@ def scale(  # noqa: PLR0913, PLR0917  (a command's options)
         numbers = ", ".join(f"{role} {number}" for role, number in advised.replicas.items())
         typer.echo(f"{advised.reason}; replicas: {numbers}")
     if not advised.conclusive:
-        raise Inconclusive("scale: measure longer (--window), or under load")
+        raise Inconclusive("scale: measure longer (--window), or under load", answered=as_json)
     if not advice:
         with progress() as report, changing():
             changed = apply_scale(state, advised.replicas, report)

@@ -160,7 +160,7 @@ def test_the_version_of_a_server_is_not_that_of_its_engine() -> None:
         ({"tp": "6", "gpus": "6"}, "tp is 6; it has to be a width that the 64 attention heads"),
         ({"ep": "8"}, "ep is 8; it has to be a width that the 1 experts"),
         ({"engine": "lightllm"}, "engine is 'lightllm'; it has to be one of"),
-        ({"model": "acme/nothing"}, "model is 'acme/nothing'; it has to be a catalog name"),
+        ({"model": "acme/nothing"}, "model is 'acme/nothing'; it has to be a name or hub id"),
         (
             {"kv_dtype": "int4"},
             "kv_dtype is 'int4'; it has to be one of fp32, bf16, fp16, int8, fp8",
