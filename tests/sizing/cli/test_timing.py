@@ -60,6 +60,7 @@ def test_constants_of_this_machine_are_not_measured_again(
     knees = {"stream_s": 0.0315, "knee_tokens": (512,), "knee_per_token_s": (2e-5,)}
     made = replace(made, prefill=replace(made.prefill, **knees))
     monkeypatch.setattr(calibrate, "timed_engine", lambda *_, **__: made)
+    monkeypatch.setenv("COLUMNS", "120")  # a row on one line
     out = tmp_path / "calibration.json"
     for key, options, measured in (
         (here, (), False),
