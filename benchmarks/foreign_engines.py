@@ -1,5 +1,5 @@
 """
-Calibrate to engines whose steps nobody planned, plan, serve, load: predicted beside measured.
+Try a calibration on simulated engines with drawn step times: predicted beside measured latencies.
 
     python benchmarks/foreign_engines.py --seed 1      # 8 minutes on 2 quiet cores
 
@@ -78,8 +78,7 @@ pools = "split"
 OTHER_SETTINGS = "max_num_seqs = 16\nmax_num_batched_tokens = 1024"
 
 RATE_PER_S, TTFT_S, TPOT_S = 8.0, 2.0, 0.05
-"""Of the scenario, at the pace of a GPU; the loads have rates of their own, and the burst of the
-calibration this one."""
+"""Rate of the scenario, at a GPU's pace: the calibration's burst takes it, the loads do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -370,7 +370,7 @@ class Scheduler(DecodeBatch):
 
     @property
     def keeps_blocks_free(self) -> bool:
-        """Whether new requests may not take every free block."""
+        """True if some free blocks are kept from new requests."""
         return self._rules.kv_reserved_fraction > 0 or self._watermark_blocks > 0
 
     def _blocks_beside_decode(self) -> int:

@@ -35,7 +35,7 @@ PADDED_TO = (1, 2, 4, *range(8, 1025, 8))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrueSteps(Spec):
     """
-    What engines are like whose steps nobody planned: the truth that a calibration has to find.
+    Step times of simulated engines that are not the plan's: what a calibration has to find.
 
     Attributes:
         steps: step times and path; simulated pools share nothing, whatever it says of that.

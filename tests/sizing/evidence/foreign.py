@@ -1,4 +1,4 @@
-"""An endpoint in one process, on a clock of its own: engines whose steps nobody planned."""
+"""An endpoint in one process, on its own clock: simulated engines whose step times are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A calibration predicts engines whose steps nobody planned, which it knows by times alone."""
+"""A calibration predicts simulated engines of drawn step times, which it knows by timing alone."""
 
 from __future__ import annotations
 
